@@ -1,0 +1,1 @@
+"""Real engines behind the engine interface."""

@@ -1,0 +1,1 @@
+"""Every property an engine must satisfy."""

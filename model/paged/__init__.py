@@ -1,0 +1,1 @@
+"""vLLM-style scheduling over a pool of KV blocks."""

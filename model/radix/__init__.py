@@ -1,0 +1,1 @@
+"""SGLang-style scheduling over a radix tree."""

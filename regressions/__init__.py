@@ -1,0 +1,1 @@
+"""Reported bugs as case files, the case format and its runner."""

@@ -1,0 +1,1 @@
+"""Hypothesis strategies and state machines over any engine."""
