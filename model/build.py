@@ -1,0 +1,21 @@
+"""From a configuration to an engine of the model."""
+
+from __future__ import annotations
+
+from model.config import EngineConfig
+from model.engine import Engine
+from model.errors import BadInput, shown
+from model.paged.engine import PagedEngine
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    """A fresh engine of the model for ``config``.
+
+    Raises:
+        BadInput: for an implementation other than ``model``, or a scheduler the model does not have.
+    """
+    if config.implementation != "model":
+        raise BadInput("implementation", shown(config.implementation), '"model"')
+    if config.scheduler == "vllm":
+        return PagedEngine(config)
+    raise BadInput("scheduler", shown(config.scheduler), '"vllm"')

@@ -1,0 +1,219 @@
+"""What an engine is told before it starts: geometry, budgets, policies, timing, defects.
+
+The fields and their defaults are those of the case format (section 1); they are validated where they are declared, so
+no value is ever half checked. ``from_json`` and ``to_json`` are inverse to each other but for fields at their default,
+which ``to_json`` leaves out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import attrs
+from attrs import field, frozen
+
+from model import defects
+from model.errors import BadInput, expect_object, refuse_unknown, shown
+
+SCHEDULERS = ("vllm", "trtllm", "sglang")
+PAGED = ("vllm", "trtllm")
+ROLES = ("aggregated", "prefill", "decode")
+NANOSECONDS_PER_MS = 1_000_000
+
+Check = Callable[[object], bool]
+
+
+def nanoseconds(milliseconds: float) -> int:
+    """Milliseconds as whole nanoseconds, rounded half to even (replay specification 5.7)."""
+    return round(Fraction(milliseconds) * NANOSECONDS_PER_MS)
+
+
+def _is_int(least: int) -> Check:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: object) -> bool:
+    finite = isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return finite and 0 <= value < float("inf")  # type: ignore[operator]
+
+
+def _option(
+    default: object,
+    check: Check,
+    allowed: str,
+    schedulers: tuple[str, ...] = SCHEDULERS,
+    **more: Any,
+) -> Any:
+    """A field with its check, the words that say what passes it, and the schedulers that know it."""
+
+    def validate(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        if not check(value):
+            raise BadInput(attribute.name, shown(value), allowed)
+
+    metadata = {"allowed": allowed, "schedulers": schedulers}
+    return field(default=default, validator=validate, metadata=metadata, **more)
+
+
+def _count(default: object, least: int = 1, schedulers: tuple[str, ...] = SCHEDULERS) -> Any:
+    return _option(default, _is_int(least), f"an integer ≥ {least}", schedulers)
+
+
+def _count_or_null(least: int = 1, schedulers: tuple[str, ...] = SCHEDULERS) -> Any:
+    check = _is_int(least)
+    return _option(None, lambda value: value is None or check(value), f"an integer ≥ {least} or null", schedulers)
+
+
+def _switch(default: bool, schedulers: tuple[str, ...] = SCHEDULERS) -> Any:
+    return _option(default, lambda value: isinstance(value, bool), "true or false", schedulers)
+
+
+def _one_of(default: object, names: tuple[str, ...], schedulers: tuple[str, ...] = SCHEDULERS) -> Any:
+    return _option(default, lambda value: value in names, " or ".join(f'"{name}"' for name in names), schedulers)
+
+
+def _duration(default: float) -> Any:
+    return _option(default, _is_number, "a finite number of milliseconds ≥ 0")
+
+
+class _Document:
+    """Reading and writing one attrs class as a JSON object."""
+
+    @classmethod
+    def read(cls, value: object, path: str) -> Any:
+        """An instance from a JSON object found at ``path``.
+
+        Raises:
+            BadInput: with the path of the first field that is unknown, missing or has a wrong value.
+        """
+        given = expect_object(value, path)
+        names = [attribute.name for attribute in attrs.fields(cls)]  # type: ignore[arg-type]
+        refuse_unknown(given, names, path)
+        for attribute in attrs.fields(cls):  # type: ignore[arg-type]
+            if attribute.default is attrs.NOTHING and attribute.name not in given:
+                allowed = attribute.metadata.get("allowed", "a value")
+                raise BadInput(f"{path}.{attribute.name}", "nothing", allowed)
+        try:
+            return cls(**given)
+        except BadInput as error:
+            raise error.under(path) from None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields that differ from their default, as a JSON object."""
+        written = {}
+        for attribute in attrs.fields(type(self)):  # type: ignore[arg-type]
+            value = getattr(self, attribute.name)
+            if attribute.default is attrs.NOTHING or value != attribute.default:
+                written[attribute.name] = value.to_json() if isinstance(value, _Document) else value
+        return written
+
+
+@frozen
+class Speculation(_Document):
+    """Speculative decoding: ``draft_tokens`` proposed in a step, of which ``accepted`` are kept unless an action says otherwise."""
+
+    draft_tokens: int = _count(attrs.NOTHING)
+    accepted: int = _count(0, least=0)
+
+    def __attrs_post_init__(self) -> None:
+        """Drafts that were never proposed cannot be accepted."""
+        if self.accepted > self.draft_tokens:
+            raise BadInput("accepted", shown(self.accepted), f"an integer from 0 to draft_tokens ({self.draft_tokens})")
+
+
+@frozen
+class Timing(_Document):
+    """The linear virtual-time model of a pass.
+
+    A pass that computes prompt tokens takes ``prefill_ms`` plus ``prefill_ms_per_token`` for each of them; one that
+    decodes takes ``decode_ms`` plus ``decode_ms_per_request`` for each request that decodes. With the two ``per`` values
+    at 0 this is the fixed timing model of public simulators.
+    """
+
+    prefill_ms: float = _duration(0)
+    prefill_ms_per_token: float = _duration(1)
+    decode_ms: float = _duration(1)
+    decode_ms_per_request: float = _duration(0)
+
+
+def _read_part(kind: type[_Document], name: str) -> Callable[[object], object]:
+    def convert(value: object) -> object:
+        return value if value is None or isinstance(value, kind) else kind.read(value, name)
+
+    return convert
+
+
+@frozen
+class EngineConfig(_Document):
+    """One engine, as the case format describes it; the module docstring says how it is checked.
+
+    Raises:
+        BadInput: for a value outside its range, or a field that the scheduler does not know.
+    """
+
+    scheduler: str = _one_of(attrs.NOTHING, SCHEDULERS)
+    block_size: int = _count(attrs.NOTHING)
+    num_blocks: int = _count(attrs.NOTHING)
+    role: str = _one_of("aggregated", ROLES)
+    max_num_batched_tokens: int | None = _count_or_null(schedulers=PAGED)
+    max_num_seqs: int | None = _count_or_null()
+    chunked_prefill: bool = _switch(True, PAGED)
+    chunked_prefill_size: int = _count(8192, schedulers=("sglang",))
+    max_prefill_tokens: int = _count(16384, schedulers=("sglang",))
+    schedule_policy: str = _one_of("fcfs", ("fcfs", "lpm"), ("sglang",))
+    schedule_conservativeness: float = _option(1.0, _is_number, "a finite number ≥ 0", ("sglang",))
+    clip_max_new_tokens: int = _count(4096, schedulers=("sglang",))
+    prefill_decode_interval: int = _count(0, least=0, schedulers=("sglang",))
+    prefix_caching: bool = _switch(True)
+    kv_events: bool = _switch(True)
+    max_model_len: int | None = _count_or_null(schedulers=("vllm", "sglang"))
+    preemption: str = _one_of("lifo", ("lifo", "fifo"), ("vllm",))
+    speculation: Speculation | None = field(
+        default=None,
+        converter=_read_part(Speculation, "speculation"),
+        metadata={"allowed": 'null or {"draft_tokens": k, "accepted": n}', "schedulers": SCHEDULERS},
+    )
+    timing: Timing = field(
+        factory=Timing,
+        converter=_read_part(Timing, "timing"),
+        metadata={"allowed": "an object of durations", "schedulers": SCHEDULERS},
+    )
+    defects: frozenset[str] = field(
+        default=frozenset(),
+        converter=attrs.Converter(lambda value, this: defects.resolve(value, this.scheduler), takes_self=True),  # type: ignore[misc]
+        metadata={"allowed": "a list of defect ids, or a named set", "schedulers": SCHEDULERS},
+    )
+    implementation: str = _option(
+        "model", lambda value: isinstance(value, str) and bool(value), '"model" or the name of an adapter'
+    )
+
+    def __attrs_post_init__(self) -> None:
+        """A field away from its default must mean something to the scheduler."""
+        for attribute in attrs.fields(EngineConfig):
+            schedulers = attribute.metadata["schedulers"]
+            value = getattr(self, attribute.name)
+            if self.scheduler not in schedulers and value != attribute.default:
+                raise BadInput(
+                    attribute.name, shown(value), f"only with scheduler {' or '.join(schedulers)}; here it is {self.scheduler}"
+                )
+
+    @classmethod
+    def from_json(cls, value: object, path: str = "engine") -> EngineConfig:
+        """The configuration in a JSON object found at ``path``.
+
+        Raises:
+            BadInput: with the path of the first offending field.
+        """
+        config = cls.read(value, path)
+        assert isinstance(config, EngineConfig)
+        return config
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that ``from_json`` reads back to an equal configuration."""
+        written = super().to_json()
+        if self.timing == Timing():
+            written.pop("timing", None)
+        if self.defects:
+            written["defects"] = sorted(self.defects)
+        return written

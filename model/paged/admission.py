@@ -1,0 +1,88 @@
+"""Who is admitted from the waiting queue, and with how much of its prompt already cached (vLLM specification 3.2 to 3.4)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from model.paged.core import PREEMPTED, Core, Request
+from model.paged.rules import PagedRules, cdiv
+
+
+class Verdict(Enum):
+    """What the admission rule says of the head of the queue."""
+
+    ADMIT = "admit"
+    WAIT = "wait"
+    REJECT = "reject"
+
+
+class Cost:
+    """What a lookup found: leading tokens that are cached, and of these the ones that somebody holds."""
+
+    __slots__ = ("active_cached", "cached")
+
+    def __init__(self, cached: int, active_cached: int) -> None:
+        """Both in tokens, multiples of the block size."""
+        self.cached = cached
+        self.active_cached = active_cached
+
+
+NOTHING_CACHED = Cost(0, 0)
+
+
+def look_up(core: Core, request: Request) -> Cost:
+    """The reusable prefix of a request (3.3).
+
+    A request that still needs logits recomputes at least its last token, hence its last whole block when everything is
+    cached; with speculation one more block is left out.
+    """
+    rules = core.rules
+    if not rules.caching:
+        return NOTHING_CACHED
+    index = core.pool.index
+    overlap = active = 0
+    for identity in request.chain[: request.identified]:
+        copies = index.get(identity)
+        if copies is None:
+            break
+        overlap += 1
+        primary = copies[0]
+        if primary.refs or primary.pins:
+            active += 1
+    if not overlap:
+        return NOTHING_CACHED
+    size = rules.block_size
+    cached, active_cached = overlap * size, active * size
+    if not request.complete:
+        cached = min(cached, (request.length - 1) // size * size)
+        if rules.speculative and cached >= size:
+            cached -= size
+        active_cached = min(active_cached, cached)
+    return Cost(cached, active_cached)
+
+
+def can_serve(rules: PagedRules, prompt: int, limit: int) -> bool:
+    """Whether a request could finish were it alone: all its tokens but the last fit the cache, and its prompt a pass.
+
+    Args:
+        rules: of the engine.
+        prompt: prompt length in tokens.
+        limit: tokens it may produce; without one, its prompt must fit whole.
+    """
+    to_compute = prompt + max(limit - 1, 0)
+    return cdiv(to_compute, rules.block_size) <= rules.num_blocks and (rules.chunked or prompt <= rules.budget)
+
+
+def judge(core: Core, request: Request, cost: Cost) -> Verdict:
+    """The admission rule for a fresh request (3.4): its whole known length must fit beside what is held.
+
+    Room for future output is not set aside, and an inactive hit is not discounted, since using it takes room.
+    """
+    rules, pool = core.rules, core.pool
+    known = cdiv(request.length, rules.block_size)
+    if request.status != PREEMPTED and known > rules.num_blocks:
+        return Verdict.REJECT
+    if not rules.admits_unservable and not can_serve(rules, request.prompt, request.limit):
+        return Verdict.REJECT
+    needed = known - cost.active_cached // rules.block_size
+    return Verdict.ADMIT if needed <= rules.num_blocks - pool.active else Verdict.WAIT

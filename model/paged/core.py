@@ -1,0 +1,208 @@
+"""The working state of a paged engine, and what is done to single requests: release, preemption, completion.
+
+Only the functions of this package change it. Between actions these hold:
+
+* a request is in ``requests`` exactly when it is in one of ``waiting`` and ``running``;
+* its ``blocks`` are ``cdiv(allocated, block_size)`` copies of the pool; a waiting one holds none and has computed nothing;
+* *dangling token*: after sampling, ``length = computed + 1``: the sampled token is not computed, and its block not taken,
+  before the next pass that schedules it. A terminal token is never computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from model.actions import Nanoseconds
+from model.events import Preemption, Removed, Signal, StepReport, Stored, Work
+from model.paged.pool import BlockPool, Copy
+from model.paged.rules import PagedRules
+from model.registry import NO_BLOCK, Registry
+from model.requests import RequestSpec
+from model.views import PREEMPTED, RUNNING, WAITING
+
+__all__ = ["PREEMPTED", "RUNNING", "WAITING", "Core", "Pass", "Request"]
+
+
+class Request:
+    """A live request (vLLM specification 2.1).
+
+    ``limit`` is the most it may produce: ``output`` cut by the cap on model length. ``identified`` counts the leading
+    blocks whose identity is known: the full ones of the prompt from the start, a generated one once it was computed.
+    """
+
+    __slots__ = (
+        "allocated",
+        "blocks",
+        "cached_tokens",
+        "chain",
+        "computed",
+        "generated",
+        "id",
+        "identified",
+        "limit",
+        "number",
+        "output",
+        "preemptions",
+        "prompt",
+        "status",
+    )
+
+    def __init__(self, spec: RequestSpec, number: int, chain: list[int], rules: PagedRules) -> None:
+        """A request that has just arrived."""
+        self.id = spec.id
+        self.number = number
+        self.chain = chain
+        self.prompt = spec.prompt.length
+        self.output = spec.output
+        self.limit = min(spec.output, max(rules.max_length - self.prompt, 0))
+        self.generated = 0
+        self.computed = 0
+        self.allocated = 0
+        self.identified = self.prompt // rules.block_size if rules.caching else 0
+        self.blocks: list[Copy] = []
+        self.status = WAITING
+        self.preemptions = 0
+        self.cached_tokens: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Prompt and generated tokens."""
+        return self.prompt + self.generated
+
+    @property
+    def complete(self) -> bool:
+        """It produced all it may."""
+        return self.generated >= self.limit
+
+
+class Core:
+    """The mutable state of one engine; see the module docstring."""
+
+    __slots__ = ("now", "pool", "preemptions", "registry", "requests", "rules", "running", "waiting")
+
+    def __init__(self, rules: PagedRules, registry: Registry) -> None:
+        """An idle engine."""
+        self.rules = rules
+        self.registry = registry
+        self.pool = BlockPool(rules.num_blocks)
+        self.requests: dict[str, Request] = {}
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.now: Nanoseconds = 0
+        self.preemptions = 0
+
+    def drop(self, request: Request) -> None:
+        """Forget a request and give its blocks back. The caller takes it out of its queue."""
+        del self.requests[request.id]
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.allocated = 0
+
+
+class Pass:
+    """The locals of one scheduler pass (vLLM specification 3)."""
+
+    __slots__ = ("accepted", "batch", "batch_end", "batch_prefix", "budget", "preempted_any", "rejected", "report")
+
+    def __init__(self, rules: PagedRules, report: StepReport) -> None:
+        """The start of a pass."""
+        self.report = report
+        self.budget = rules.budget
+        self.preempted_any = False
+        self.rejected: list[str] = []
+        # The prefill batch: how many requests, and the sums of where their chunks end and begin.
+        self.batch = 0
+        self.batch_end = 0
+        self.batch_prefix = 0
+
+
+def record(step: Pass, core: Core, work: Work) -> None:
+    """Enter the work of a request into the pass."""
+    step.report.work[work.id] = work
+    if work.prompt_tokens and not core.rules.decode_role:
+        step.batch += 1
+        step.batch_end += work.prefix_tokens + work.prompt_tokens
+        step.batch_prefix += work.prefix_tokens
+
+
+def refund(step: Pass, core: Core, victim: Request) -> None:
+    """Undo the record of a request that was preempted after it was scheduled in this pass."""
+    work = step.report.work.pop(victim.id, None)
+    if work is None:
+        return
+    step.budget += work.total
+    if work.prompt_tokens and not core.rules.decode_role:
+        step.batch -= 1
+        step.batch_end -= work.prefix_tokens + work.prompt_tokens
+        step.batch_prefix -= work.prefix_tokens
+
+
+def preempt(core: Core, report: StepReport, cause: Request | None, phase: str, needed: int, wanting: tuple[str, ...]) -> Request:
+    """Take all blocks from the last running request (``fifo``: the first) and put it at the head of the queue.
+
+    Its generated tokens stay; they are computed again when it is admitted again (vLLM specification 3.7).
+    """
+    pool = core.pool
+    report.preemptions.append(
+        Preemption(
+            victim=core.running[0 if core.rules.fifo else -1].id,
+            cause=cause.id if cause else None,
+            phase=phase,
+            needed=needed,
+            free=pool.free + len(pool.inactive),
+            requests=wanting,
+        )
+    )
+    victim = core.running.pop(0 if core.rules.fifo else -1)
+    victim.status = PREEMPTED
+    victim.computed = 0
+    victim.preemptions += 1
+    core.preemptions += 1
+    pool.release(victim.blocks)
+    victim.blocks = []
+    victim.allocated = 0
+    core.waiting.appendleft(victim)
+    return victim
+
+
+def finalize(core: Core, report: StepReport, request: Request, first: int, end: int) -> None:
+    """Tokens ``first`` to ``end`` of a request are computed: its blocks filled by them get their identity and become reusable.
+
+    Neighbouring blocks that become visible form one Stored event; a block whose identity was visible already splits it.
+    """
+    size = core.rules.block_size
+    low, high = first // size, end // size
+    if low == high or not core.rules.caching:
+        return
+    if high > request.identified:
+        request.chain = core.registry.chain(request.number, high)
+        request.identified = high
+    group: list[int] = []
+    for position in range(low, high):
+        copy = request.blocks[position]
+        if copy.identity == NO_BLOCK and core.pool.cache(copy, request.chain[position]):
+            group.append(position)
+        elif group:
+            announce(core, report, request, group)
+            group = []
+    if group:
+        announce(core, report, request, group)
+
+
+def announce(core: Core, report: StepReport, request: Request, positions: list[int]) -> None:
+    """Tell that neighbouring blocks of a request became reusable."""
+    if core.rules.events:
+        chain = request.chain
+        parent = chain[positions[0] - 1] if positions[0] else NO_BLOCK
+        report.events.append(Stored(parent, tuple(chain[position] for position in positions)))
+
+
+def evicted(core: Core, report: StepReport, identities: list[int]) -> None:
+    """Tell that identities lost their last copy."""
+    if identities and core.rules.events:
+        report.events.append(Removed(tuple(identities)))
+
+
+def signal_end(report: StepReport, request: Request, token: bool) -> None:
+    """The last signal of a request that completed."""
+    report.signals.append(Signal(request.id, token=token, completed=True))

@@ -1,0 +1,38 @@
+"""The defects of the paged scheduler."""
+
+from __future__ import annotations
+
+from model.defects import Defect, declare
+
+declare(
+    Defect(
+        id="speculative-terminal-block",
+        summary=(
+            "With speculation on, a pass reserves and takes KV room for the last token of every burst although that token "
+            "is never computed in this pass. A request whose final length exceeds the cache by exactly that one token "
+            "preempts itself in every pass and never finishes."
+        ),
+        source="finding 9 (aisimulate #285); vLLM specification 5",
+        schedulers=("vllm",),
+        caught_by=("no-livelock", "no-needless-preemption", "request-shape"),
+        correction="reserve for, and allocate, the tokens of a burst but its last (vLLM specification 5.3)",
+        variants={
+            "reservation-only": "reserves as is right, but still takes a block for the last token of a burst",
+            "allocation-only": "allocates as is right, but still reserves room for the last token of a burst",
+        },
+        seed=True,
+        upstream=True,
+    ),
+    Defect(
+        id="admits-unservable",
+        summary=(
+            "A request whose prompt fits but whose whole output cannot is admitted, and so is one whose prompt exceeds the "
+            "token budget while chunked prefill is off. It is never refused and never finishes, and those behind it starve."
+        ),
+        source="specified behaviour, found by exploration (vLLM specification 3.4, 5.2)",
+        schedulers=("vllm",),
+        caught_by=("unservable-refused", "no-livelock", "no-stall"),
+        correction="refuse, at the head of the queue, a request that could not finish even alone",
+        upstream=True,
+    ),
+)

@@ -1,0 +1,166 @@
+"""The paged engine: vLLM's policy over a block pool, behind the engine interface.
+
+A pass (vLLM specification 3) is: the running phase, the waiting phase, emission, refusals, the end time. Its phases are
+functions of this package, each to be read beside the specification: ``scheduling``, ``admission``, ``emission``,
+``speculation``.
+"""
+
+from __future__ import annotations
+
+from model import engine as parts
+from model.actions import Action, Advance, Cancel, Step, Submit
+from model.config import EngineConfig
+from model.engine import Engine, UnknownAction
+from model.errors import BadInput, shown
+from model.events import Signal, StepReport
+from model.paged import defects as _declared  # noqa: F401  (declares the defects of this scheduler)
+from model.paged.admission import can_serve
+from model.paged.core import RUNNING, Core, Pass, Request
+from model.paged.emission import emit
+from model.paged.pool import Copy
+from model.paged.rules import PagedRules
+from model.paged.scheduling import running_phase, waiting_phase
+from model.paged.speculation import emit_bursts
+from model.paged.state import freeze, thaw
+from model.registry import NO_BLOCK, Registry
+from model.requests import RequestSpec
+from model.views import BlockView, EngineView, PoolView, RequestView
+
+
+class PagedEngine(Engine):
+    """One aggregated worker with vLLM's scheduling policy."""
+
+    observes = frozenset(parts.PARTS) - {parts.TREE}
+
+    __slots__ = ("config", "core", "registry", "rules")
+
+    def __init__(self, config: EngineConfig) -> None:
+        """An idle engine."""
+        self._adopt(PagedRules(config), Registry(config.block_size), None)
+
+    def _adopt(self, rules: PagedRules, registry: Registry, core: Core | None) -> None:
+        self.config = rules.config
+        self.rules = rules
+        self.registry = registry
+        self.core = core or Core(rules, registry)
+
+    def apply(self, action: Action) -> StepReport:
+        """Carry out one action; see ``Engine.apply``."""
+        now = self.core.now
+        report = StepReport(action, start_ns=now, end_ns=now)
+        if isinstance(action, Step):
+            self._step(action, report)
+        elif isinstance(action, Submit):
+            self._submit(action.request)
+        elif isinstance(action, Cancel):
+            self._cancel(action.id, report)
+        elif isinstance(action, Advance):
+            # Nothing falls due by itself in this engine.
+            self.core.now += action.by_ns or 0
+            report.end_ns = self.core.now
+        else:
+            raise UnknownAction("action", type(action).__name__, "submit, cancel, step, advance")
+        return report
+
+    def _submit(self, spec: RequestSpec) -> None:
+        if spec.id in self.core.requests:
+            raise BadInput("submit", shown(spec.id), "an id that no live request has")
+        number = self.registry.number(spec)
+        request = Request(spec, number, self.registry.chains[number], self.rules)
+        self.core.requests[spec.id] = request
+        self.core.waiting.append(request)
+
+    def _cancel(self, id_: str, report: StepReport) -> None:
+        core = self.core
+        request = core.requests.get(id_)
+        if request is None:
+            return
+        queue = core.running if request.status == RUNNING else core.waiting
+        queue.remove(request)
+        core.drop(request)
+        report.cancelled.append(id_)
+
+    def _step(self, action: Step, report: StepReport) -> None:
+        core, rules = self.core, self.rules
+        report.is_pass = True
+        step = Pass(rules, report)
+        step.accepted = action.accepted
+        running_phase(core, step)
+        waiting_phase(core, step)
+        decoding = emit_bursts(core, step) if rules.speculative else emit(core, step)
+        for id_ in step.rejected:
+            report.signals.append(Signal(id_, token=False, completed=True, rejected=True))
+        report.decode_batch = decoding
+        if step.batch:
+            computed = step.batch_end - step.batch_prefix
+            core.now += rules.prefill_ns + rules.prefill_token_ns * computed
+        # The first token is what a prefill worker ends with; it decodes nothing.
+        if decoding and not rules.prefill_role:
+            core.now += rules.decode_ns + rules.decode_request_ns * decoding
+        report.end_ns = core.now
+
+    @property
+    def busy(self) -> bool:
+        """A request is live."""
+        return bool(self.core.requests)
+
+    def speculating(self) -> tuple[str, ...]:
+        """Every live request may emit in the next pass, but for those that ask for no token."""
+        if not self.rules.speculative:
+            return ()
+        return tuple(request.id for request in self.core.requests.values() if request.limit - request.generated > 1)
+
+    def servable(self, request: RequestSpec) -> bool:
+        """Its prompt is below the model length, its tokens but the last fit, and so does its prompt in a pass."""
+        rules = self.rules
+        prompt = request.prompt.length
+        limit = min(request.output, max(rules.max_length - prompt, 0))
+        return prompt < rules.max_length and can_serve(rules, prompt, limit)
+
+    def freeze(self) -> bytes:
+        """The canonical state; ``model.paged.state`` tells what is in it."""
+        return freeze(self.core)
+
+    def thaw(self, state: bytes) -> PagedEngine:
+        """A new engine in ``state``."""
+        other = PagedEngine.__new__(PagedEngine)
+        other._adopt(self.rules, self.registry, thaw(self.rules, self.registry, state))
+        return other
+
+    def view(self, blocks: bool = True) -> EngineView:
+        """A snapshot; see ``Engine.view``."""
+        core = self.core
+        pool = core.pool
+        table: dict[Copy, int] = {}
+        requests = {}
+        for request in core.requests.values():
+            held = tuple([table.setdefault(copy, len(table)) for copy in request.blocks]) if blocks else ()
+            requests[request.id] = RequestView(
+                request.id,
+                request.status,
+                request.prompt,
+                request.limit,
+                request.generated,
+                request.computed,
+                request.allocated,
+                held,
+                request.cached_tokens or 0,
+                request.preemptions,
+            )
+        view = EngineView(
+            core.now,
+            requests,
+            tuple([request.id for request in core.waiting]),
+            tuple([request.id for request in core.running]),
+            PoolView(pool.total, pool.free, pool.active, len(pool.inactive), pool.reserved),
+        )
+        if blocks:
+            # A block that the pool knows and no request holds is seen here too, so that a leak shows.
+            for copies in pool.index.values():
+                for copy in copies:
+                    table.setdefault(copy, len(table))
+            for copy in pool.inactive:
+                table.setdefault(copy, len(table))
+            view.blocks = tuple([BlockView(copy.identity, copy.refs, copy.pins, copy in pool.inactive) for copy in table])
+            view.cached = frozenset(pool.index) - {NO_BLOCK}
+        return view

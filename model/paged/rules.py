@@ -1,0 +1,81 @@
+"""The configuration of a paged engine in the form a pass reads: limits as numbers, defects as flags.
+
+Computed once and shared by all engines thawed from one another.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from model.config import EngineConfig, nanoseconds
+
+UNLIMITED = 1 << 62
+"""Stands for a limit that is not set; larger than any count that occurs."""
+
+
+def cdiv(tokens: int, block_size: int) -> int:
+    """Blocks needed for ``tokens``."""
+    return -(-tokens // block_size)
+
+
+@frozen
+class PagedRules:
+    """See the module docstring; the fields are those of the configuration, None replaced by ``UNLIMITED``."""
+
+    config: EngineConfig
+    block_size: int = field(init=False)
+    num_blocks: int = field(init=False)
+    budget: int = field(init=False)
+    max_seqs: int = field(init=False)
+    chunked: bool = field(init=False)
+    caching: bool = field(init=False)
+    events: bool = field(init=False)
+    max_length: int = field(init=False)
+    fifo: bool = field(init=False)
+    decode_role: bool = field(init=False)
+    prefill_role: bool = field(init=False)
+    speculative: bool = field(init=False)
+    draft_tokens: int = field(init=False)
+    accepted: int = field(init=False)
+    max_burst: int = field(init=False)
+    prefill_ns: int = field(init=False)
+    prefill_token_ns: int = field(init=False)
+    decode_ns: int = field(init=False)
+    decode_request_ns: int = field(init=False)
+    reserves_terminal: bool = field(init=False)
+    allocates_terminal: bool = field(init=False)
+    admits_unservable: bool = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        config = self.config
+        speculation = config.speculation
+        timing = config.timing
+        on = config.defects
+        derived = {
+            "block_size": config.block_size,
+            "num_blocks": config.num_blocks,
+            "budget": config.max_num_batched_tokens or UNLIMITED,
+            "max_seqs": config.max_num_seqs or UNLIMITED,
+            "chunked": config.chunked_prefill,
+            "caching": config.prefix_caching,
+            "events": config.kv_events and config.prefix_caching,
+            "max_length": config.max_model_len or UNLIMITED,
+            "fifo": config.preemption == "fifo",
+            "decode_role": config.role == "decode",
+            "prefill_role": config.role == "prefill",
+            "speculative": speculation is not None,
+            "draft_tokens": speculation.draft_tokens if speculation else 0,
+            "accepted": speculation.accepted if speculation else 0,
+            # A prefill worker produces the first token alone (vLLM specification 3.8).
+            "max_burst": 1 if speculation is None or config.role == "prefill" else speculation.draft_tokens + 1,
+            "prefill_ns": nanoseconds(timing.prefill_ms),
+            "prefill_token_ns": nanoseconds(timing.prefill_ms_per_token),
+            "decode_ns": nanoseconds(timing.decode_ms),
+            "decode_request_ns": nanoseconds(timing.decode_ms_per_request),
+            # Finding 9: each half of the fix alone is a variant.
+            "reserves_terminal": "speculative-terminal-block" in on or "speculative-terminal-block:allocation-only" in on,
+            "allocates_terminal": "speculative-terminal-block" in on or "speculative-terminal-block:reservation-only" in on,
+            "admits_unservable": "admits-unservable" in on,
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)

@@ -1,0 +1,152 @@
+"""The running and the waiting phase of a pass (vLLM specification 3.1, 3.2, 3.5)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from model.events import Admission, Work
+from model.paged.admission import Cost, Verdict, judge, look_up
+from model.paged.core import RUNNING, Core, Pass, Request, evicted, finalize, preempt, record, refund
+from model.paged.rules import cdiv
+
+
+class Outcome(Enum):
+    """What became of an attempt to schedule a request."""
+
+    SCHEDULED = "scheduled"
+    BLOCKED = "blocked"
+    PREEMPTED_ITSELF = "preempted itself"
+
+
+def running_phase(core: Core, step: Pass) -> None:
+    """Schedule the running requests in order, as far as the budget goes.
+
+    The position is not corrected when a ``fifo`` victim in front of it leaves: the request that slides into the gap is not
+    scheduled in this pass.
+    """
+    position = 0
+    while position < len(core.running) and step.budget > 0:
+        outcome = schedule(core, step, core.running[position])
+        if outcome is Outcome.BLOCKED:
+            return
+        if outcome is Outcome.SCHEDULED:
+            position += 1
+
+
+def waiting_phase(core: Core, step: Pass) -> None:
+    """Admit from the head of the queue while nothing was preempted and slots are left.
+
+    The first request that does not fit ends it: a smaller follower never overtakes. The loop does not look at the budget;
+    with none left the head is still looked up and judged before it is found blocked.
+    """
+    rules = core.rules
+    while core.waiting and not step.preempted_any and len(core.running) < rules.max_seqs:
+        head = core.waiting[0]
+        if head.prompt >= rules.max_length:
+            reject(core, step, head)
+            continue
+        cost = look_up(core, head)
+        verdict = judge(core, head, cost)
+        if verdict is Verdict.REJECT:
+            reject(core, step, head)
+            continue
+        if verdict is Verdict.WAIT or schedule(core, step, head, cost) is not Outcome.SCHEDULED:
+            return
+        if not step.budget and not step.report.work[head.id].total:
+            return
+
+
+def reject(core: Core, step: Pass, head: Request) -> None:
+    """Refuse the head of the queue; it is told after all other signals of the pass."""
+    core.waiting.popleft()
+    core.drop(head)
+    step.rejected.append(head.id)
+
+
+def schedule(core: Core, step: Pass, request: Request, admitted_at: Cost | None = None) -> Outcome:
+    """Give a request its tokens of this pass and the blocks for them (3.5).
+
+    Args:
+        core: the engine.
+        step: the pass.
+        request: a running request, or the head of the queue.
+        admitted_at: what a lookup found for the head of the queue; None for a running request.
+    """
+    rules = core.rules
+    cached = 0
+    if not request.computed:
+        cached = (admitted_at or look_up(core, request)).cached
+    before = request.computed + cached
+    length = request.length
+    prompt_before = min(before, request.prompt)
+    prompt_left = request.prompt - prompt_before
+    if prompt_left > step.budget and not rules.chunked:
+        return Outcome.BLOCKED
+    take = min(length - before, step.budget)
+    if not take and before < length:
+        return Outcome.BLOCKED
+    target = before + take
+    if target > request.allocated:
+        outcome = allocate(core, step, request, target, cached)
+        if outcome is not Outcome.SCHEDULED:
+            return outcome
+    request.computed = target
+    finalize(core, step.report, request, before, target)
+    record(
+        step,
+        core,
+        Work(
+            id=request.id,
+            total=take,
+            prompt_tokens=min(target, request.prompt) - prompt_before,
+            prefix_tokens=prompt_before,
+            terminal=request.complete,
+            prompt=request.prompt,
+            length=length,
+            generated=request.generated,
+        ),
+    )
+    step.budget -= take
+    if admitted_at is not None:
+        admit(core, step, request, cached)
+    return Outcome.SCHEDULED
+
+
+def admit(core: Core, step: Pass, request: Request, reused: int) -> None:
+    """Move the head of the queue to the tail of the running requests."""
+    core.waiting.popleft()
+    core.running.append(request)
+    request.status = RUNNING
+    step.report.admissions.append(Admission(request.id, reused, first=request.cached_tokens is None))
+    if request.cached_tokens is None:
+        request.cached_tokens = reused
+
+
+def allocate(core: Core, step: Pass, request: Request, target: int, cached: int) -> Outcome:
+    """Blocks for the tokens up to ``target``, preempting running requests until they can be had.
+
+    The first ``cached`` tokens are blocks found in the cache. A victim that was already scheduled in this pass gives its
+    budget back.
+    """
+    rules, pool = core.rules, core.pool
+    hits = cached // rules.block_size
+    fresh = cdiv(target, rules.block_size) - len(request.blocks) - hits
+    while True:
+        found = [pool.index[identity][0] for identity in request.chain[:hits]]
+        removed = pool.reserve(found, fresh)
+        if removed is not None:
+            break
+        if not core.running:
+            return Outcome.BLOCKED
+        step.preempted_any = True
+        victim = preempt(core, step.report, request, "schedule", fresh, (request.id,))
+        refund(step, core, victim)
+        if victim is request:
+            return Outcome.PREEMPTED_ITSELF
+    evicted(core, step.report, removed)
+    pool.activate(found)
+    request.blocks.extend(found)
+    for _ in range(fresh):
+        request.blocks.append(pool.take())
+    request.allocated = target
+    return Outcome.SCHEDULED
