@@ -111,7 +111,7 @@ class _Document:
 
 @frozen
 class Speculation(_Document):
-    """Speculative decoding: ``draft_tokens`` proposed in a step, of which ``accepted`` are kept unless an action says otherwise."""
+    """Speculative decoding: ``draft_tokens`` a step, of which ``accepted`` are kept unless an action says otherwise."""
 
     draft_tokens: int = _count(attrs.NOTHING)
     accepted: int = _count(0, least=0)
@@ -137,11 +137,24 @@ class Timing(_Document):
     decode_ms_per_request: float = _duration(0)
 
 
-def _read_part(kind: type[_Document], name: str) -> Callable[[object], object]:
-    def convert(value: object) -> object:
-        return value if value is None or isinstance(value, kind) else kind.read(value, name)
+def _speculation(value: object) -> Speculation | None:
+    read = value if value is None or isinstance(value, Speculation) else Speculation.read(value, "speculation")
+    assert read is None or isinstance(read, Speculation)
+    return read
 
-    return convert
+
+def _timing(value: object) -> Timing:
+    read = value if isinstance(value, Timing) else Timing.read(value, "timing")
+    assert isinstance(read, Timing)
+    return read
+
+
+def _resolve_for(value: object, config: Any) -> frozenset[str]:
+    return defects.resolve(value, config.scheduler)
+
+
+_resolved_defects: Any = attrs.Converter(_resolve_for, takes_self=True)
+"""A set named in a configuration stands for those of its members that touch the scheduler."""
 
 
 @frozen
@@ -171,17 +184,17 @@ class EngineConfig(_Document):
     preemption: str = _one_of("lifo", ("lifo", "fifo"), ("vllm",))
     speculation: Speculation | None = field(
         default=None,
-        converter=_read_part(Speculation, "speculation"),
+        converter=_speculation,
         metadata={"allowed": 'null or {"draft_tokens": k, "accepted": n}', "schedulers": SCHEDULERS},
     )
     timing: Timing = field(
         factory=Timing,
-        converter=_read_part(Timing, "timing"),
+        converter=_timing,
         metadata={"allowed": "an object of durations", "schedulers": SCHEDULERS},
     )
     defects: frozenset[str] = field(
         default=frozenset(),
-        converter=attrs.Converter(lambda value, this: defects.resolve(value, this.scheduler), takes_self=True),  # type: ignore[misc]
+        converter=_resolved_defects,  # type: ignore[misc]
         metadata={"allowed": "a list of defect ids, or a named set", "schedulers": SCHEDULERS},
     )
     implementation: str = _option(

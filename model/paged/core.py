@@ -11,6 +11,7 @@ Only the functions of this package change it. Between actions these hold:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 
 from model.actions import Nanoseconds
 from model.events import Preemption, Removed, Signal, StepReport, Stored, Work
@@ -104,9 +105,10 @@ class Pass:
 
     __slots__ = ("accepted", "batch", "batch_end", "batch_prefix", "budget", "preempted_any", "rejected", "report")
 
-    def __init__(self, rules: PagedRules, report: StepReport) -> None:
-        """The start of a pass."""
+    def __init__(self, rules: PagedRules, report: StepReport, accepted: Mapping[str, int]) -> None:
+        """The start of a pass in which ``accepted`` drafts are accepted, by request."""
         self.report = report
+        self.accepted = accepted
         self.budget = rules.budget
         self.preempted_any = False
         self.rejected: list[str] = []

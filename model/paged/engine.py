@@ -83,8 +83,7 @@ class PagedEngine(Engine):
     def _step(self, action: Step, report: StepReport) -> None:
         core, rules = self.core, self.rules
         report.is_pass = True
-        step = Pass(rules, report)
-        step.accepted = action.accepted
+        step = Pass(rules, report, action.accepted)
         running_phase(core, step)
         waiting_phase(core, step)
         decoding = emit_bursts(core, step) if rules.speculative else emit(core, step)

@@ -16,7 +16,10 @@ from model.registry import NO_BLOCK
 
 
 class Copy:
-    """One physical block: ``identity`` of its content once cached (0: private), requests (``refs``) and reservations (``pins``) holding it."""
+    """One physical block: the ``identity`` of its content once cached (0: private), and who holds it.
+
+    ``refs`` counts requests, ``pins`` reservations.
+    """
 
     __slots__ = ("identity", "pins", "refs")
 
@@ -30,7 +33,7 @@ class Copy:
 class BlockPool:
     """See the module docstring. The methods are the operations 1 to 6 of the specification, and change all or nothing."""
 
-    __slots__ = ("copies", "index", "inactive", "reserved", "total")
+    __slots__ = ("copies", "inactive", "index", "reserved", "total")
 
     def __init__(self, total: int) -> None:
         """An empty pool of ``total`` blocks."""
