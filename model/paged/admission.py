@@ -34,31 +34,30 @@ def look_up(core: Core, request: Request) -> Cost:
     """The reusable prefix of a request (3.3).
 
     A request that still needs logits recomputes at least its last token, hence its last whole block when everything is
-    cached; with speculation one more block is left out.
+    cached; with speculation one more block is left out. Only blocks that are used count as active: the specification counts
+    those left out too, while an older one that is used may have to be revived, so admission could run short and preempt.
     """
     rules = core.rules
     if not rules.caching:
         return NOTHING_CACHED
     index = core.pool.index
-    overlap = active = 0
+    found = []
     for identity in request.chain[: request.identified]:
         copies = index.get(identity)
         if copies is None:
             break
-        overlap += 1
-        primary = copies[0]
-        if primary.refs or primary.pins:
-            active += 1
-    if not overlap:
+        found.append(copies[0])
+    if not found:
         return NOTHING_CACHED
     size = rules.block_size
-    cached, active_cached = overlap * size, active * size
+    cached = len(found) * size
     if not request.complete:
         cached = min(cached, (request.length - 1) // size * size)
         if rules.speculative and cached >= size:
             cached -= size
-        active_cached = min(active_cached, cached)
-    return Cost(cached, active_cached)
+    used = found if rules.counts_dropped_hits else found[: cached // size]
+    active = sum(1 for copy in used if copy.refs or copy.pins)
+    return Cost(cached, min(active * size, cached))
 
 
 def can_serve(rules: PagedRules, prompt: int, limit: int) -> bool:

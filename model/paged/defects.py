@@ -35,4 +35,17 @@ declare(
         correction="refuse, at the head of the queue, a request that could not finish even alone",
         upstream=True,
     ),
+    Defect(
+        id="counts-dropped-hits",
+        summary=(
+            "Admission takes for free every cached block of a prefix that somebody holds, also those behind the point at which "
+            "the prefix is cut because its last token is to be computed again. When a block before that point is held by nobody, "
+            "the request is admitted with one block too few and preempts a running request."
+        ),
+        source="specified behaviour, found by review (vLLM specification 3.3, against 3.4: admission by itself must never preempt)",
+        schedulers=("vllm",),
+        caught_by=("admission-preempts-nobody",),
+        correction="count as held only those blocks of the prefix that are used",
+        upstream=True,
+    ),
 )

@@ -45,6 +45,7 @@ class PagedRules:
     reserves_terminal: bool = field(init=False)
     allocates_terminal: bool = field(init=False)
     admits_unservable: bool = field(init=False)
+    counts_dropped_hits: bool = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -76,6 +77,7 @@ class PagedRules:
             "reserves_terminal": "speculative-terminal-block" in on or "speculative-terminal-block:allocation-only" in on,
             "allocates_terminal": "speculative-terminal-block" in on or "speculative-terminal-block:reservation-only" in on,
             "admits_unservable": "admits-unservable" in on,
+            "counts_dropped_hits": "counts-dropped-hits" in on,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

@@ -113,8 +113,11 @@ def schedule(core: Core, step: Pass, request: Request, admitted_at: Cost | None 
 
 
 def admit(core: Core, step: Pass, request: Request, reused: int) -> None:
-    """Move the head of the queue to the tail of the running requests."""
-    core.waiting.popleft()
+    """Move the head of the queue to the tail of the running requests.
+
+    With the defect ``counts-dropped-hits`` it may have preempted others, which then wait in front of it.
+    """
+    core.waiting.remove(request)
     core.running.append(request)
     request.status = RUNNING
     step.report.admissions.append(Admission(request.id, reused, first=request.cached_tokens is None))
