@@ -42,7 +42,7 @@ declare(
             "the prefix is cut because its last token is to be computed again. When a block before that point is held by nobody, "
             "the request is admitted with one block too few and preempts a running request."
         ),
-        source="specified behaviour, found by review (vLLM specification 3.3, against 3.4: admission by itself must never preempt)",
+        source="specified behaviour, found by review (vLLM specification 3.3, against 3.4 and S-ADM)",
         schedulers=("vllm",),
         caught_by=("admission-preempts-nobody",),
         correction="count as held only those blocks of the prefix that are used",
