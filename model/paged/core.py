@@ -139,15 +139,24 @@ def refund(step: Pass, core: Core, victim: Request) -> None:
         step.batch_prefix -= work.prefix_tokens
 
 
-def preempt(core: Core, report: StepReport, cause: Request | None, phase: str, needed: int, wanting: tuple[str, ...]) -> Request:
+def preempt(
+    core: Core, report: StepReport, cause: Request | None, phase: str, needed: int, wanting: tuple[str, ...]
+) -> Request:
     """Take all blocks from the last running request (``fifo``: the first) and put it at the head of the queue.
 
-    Its generated tokens stay; they are computed again when it is admitted again (vLLM specification 3.7).
+    Its generated tokens stay; they are computed again when it is admitted again (vLLM specification 3.7). With ``fifo`` the
+    first request is passed over while it alone could produce a token and others hold blocks: taking it leaves a pass with
+    nothing to emit, and two requests can then take turns for ever (defect ``fifo-preempts-last-ready``).
     """
     pool = core.pool
+    position = -1
+    if core.rules.fifo:
+        sole = wanting == (core.running[0].id,) and len(core.running) > 1 and phase == "emission"
+        position = 1 if sole and not core.rules.takes_last_ready else 0
+    victim = core.running.pop(position)
     report.preemptions.append(
         Preemption(
-            victim=core.running[0 if core.rules.fifo else -1].id,
+            victim=victim.id,
             cause=cause.id if cause else None,
             phase=phase,
             needed=needed,
@@ -155,7 +164,6 @@ def preempt(core: Core, report: StepReport, cause: Request | None, phase: str, n
             requests=wanting,
         )
     )
-    victim = core.running.pop(0 if core.rules.fifo else -1)
     victim.status = PREEMPTED
     victim.computed = 0
     victim.preemptions += 1

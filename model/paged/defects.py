@@ -36,6 +36,19 @@ declare(
         upstream=True,
     ),
     Defect(
+        id="fifo-preempts-last-ready",
+        summary=(
+            "With fifo preemption and speculation, room for the burst of the one request that could produce a token is made by "
+            "preempting that request, while another that is not ready keeps its blocks. The pass emits nothing, the two change "
+            "places, and so on for ever."
+        ),
+        source="specified behaviour, found by fuzzing (vLLM specification 3.7, 3.8)",
+        schedulers=("vllm",),
+        caught_by=("no-livelock", "bounded-preemption", "servable-finishes"),
+        correction="with fifo, pass over the first running request while it is the only one about to produce a token",
+        upstream=True,
+    ),
+    Defect(
         id="counts-dropped-hits",
         summary=(
             "Admission takes for free every cached block of a prefix that somebody holds, also those behind the point at which "

@@ -46,6 +46,7 @@ class PagedRules:
     allocates_terminal: bool = field(init=False)
     admits_unservable: bool = field(init=False)
     counts_dropped_hits: bool = field(init=False)
+    takes_last_ready: bool = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -78,6 +79,7 @@ class PagedRules:
             "allocates_terminal": "speculative-terminal-block" in on or "speculative-terminal-block:reservation-only" in on,
             "admits_unservable": "admits-unservable" in on,
             "counts_dropped_hits": "counts-dropped-hits" in on,
+            "takes_last_ready": "fifo-preempts-last-ready" in on,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

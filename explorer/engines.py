@@ -1,0 +1,244 @@
+"""An engine and a fixed workload as a transition system.
+
+A state is which requests have arrived, as a bit mask, followed by the frozen engine. The edges out of it, in this order:
+
+* ``submit``: any request that has not arrived (of several alike only the next, since they differ in name alone);
+* ``cancel``: any live request, where the workload allows it;
+* ``step``: a scheduler pass, once for every choice of accepted drafts. Who may choose is found by a pass that accepts all
+  drafts: it is those that emit more than one token in it, since room is reserved for the largest burst whatever is accepted.
+* ``advance``: to the next deadline, where one is due.
+
+A label is the code of the action, doubled, plus one when the edge is progress: input from outside, or a token, completion or
+refusal. So a cycle without progress consists of passes and deadlines alone.
+
+Everything is judged while the edges are computed, on the live engine and not on the thawed one, so that what freezing would
+normalise away (a leaked reservation, a wrong count) is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import product
+
+from attrs import evolve
+
+import invariants.monitor  # noqa: F401  (declares the invariants)
+from explorer.findings import Lasso
+from explorer.system import Problem
+from invariants.framework import Suite, Transition, Violation
+from invariants.progress import LassoShape, Turn, classify, judge_lasso
+from model.actions import Action, Advance, Cancel, Step, Submit
+from model.engine import Engine
+from model.errors import BadInput
+from model.events import StepReport
+from model.requests import RequestSpec
+from model.views import EngineView
+
+
+class EngineSystem:
+    """See the module docstring.
+
+    Attributes:
+        problems: what judging found; the search takes it from here.
+        suites: the invariants in use, one suite per worker, with how often each was exercised.
+    """
+
+    label_limit = 1 << 32
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[RequestSpec], *, cancel: bool = False, only: Iterable[str] | None = None
+    ) -> None:
+        """Explore ``engine``, idle, under ``requests``.
+
+        Args:
+            engine: as built; it is not changed.
+            requests: the workload; they arrive in any order.
+            cancel: live requests may be cancelled.
+            only: judge these invariant ids alone.
+        """
+        self.problems: list[Problem] = []
+        self.engine = engine
+        self.requests = tuple(requests)
+        self.cancel = cancel
+        self.suites = [Suite.of(config, engine.observes, only) for config in engine.configs()]
+        self.servable = {request.id: engine.servable(request) for request in requests}
+        # Numbers are given in the order of the workload, so that equal states freeze alike whatever arrived first.
+        for request in requests:
+            engine.registry.number(request)
+        self._bytes = (len(requests) + 7) // 8 or 1
+        self._first_alike = [
+            next(
+                (
+                    other
+                    for other in range(number - 1, -1, -1)
+                    if (self.requests[other].prompt, self.requests[other].output) == (request.prompt, request.output)
+                ),
+                None,
+            )
+            for number, request in enumerate(self.requests)
+        ]
+        speculation = engine.config.speculation
+        self._base = 1 + (speculation.draft_tokens if speculation else 0)
+        self._cancel_code = len(requests)
+        self._advance_code = 2 * len(requests)
+        self._step_code = self._advance_code + 1
+        self._numbers = {request.id: number for number, request in enumerate(self.requests)}
+
+    def initial_states(self) -> Iterable[bytes]:
+        """The idle engine with nothing arrived."""
+        return (bytes(self._bytes) + self.engine.freeze(),)
+
+    def _split(self, state: bytes) -> tuple[int, Engine]:
+        return int.from_bytes(state[: self._bytes], "little"), self.engine.thaw(state[self._bytes :])
+
+    def _join(self, mask: int, engine: Engine) -> bytes:
+        return mask.to_bytes(self._bytes, "little") + engine.freeze()
+
+    def successors(self, state: bytes) -> list[tuple[int, bytes]]:
+        """All edges out of a state, each judged."""
+        head = state[: self._bytes]
+        frozen = state[self._bytes :]
+        mask = int.from_bytes(head, "little")
+        source = self.engine.thaw(frozen)
+        before = source.views()
+        edges: list[tuple[int, bytes]] = []
+        for number, request in enumerate(self.requests):
+            if mask >> number & 1:
+                continue
+            alike = self._first_alike[number]
+            if alike is not None and not mask >> alike & 1:
+                continue
+            self._edge(edges, frozen, before, number, Submit(request), mask | 1 << number)
+        live = [id_ for view in before for id_ in view.requests]
+        if self.cancel:
+            for id_ in live:
+                self._edge(edges, frozen, before, self._cancel_code + self._numbers[id_], Cancel(id_), mask)
+        if live:
+            self._passes(edges, frozen, before, source, mask)
+        if any(view.next_deadline_ns is not None for view in before):
+            self._edge(edges, frozen, before, self._advance_code, Advance(), mask)
+        return edges
+
+    def _passes(
+        self, edges: list[tuple[int, bytes]], frozen: bytes, before: Sequence[EngineView], source: Engine, mask: int
+    ) -> None:
+        choosers = source.speculating()
+        greedy = dict.fromkeys(choosers, self._base - 1)
+        report = self._edge(edges, frozen, before, self._code(greedy), Step(greedy), mask)
+        if not choosers or report is None:
+            return
+        emitted = report.emitted
+        free = [id_ for id_ in choosers if emitted.get(id_, 0) > 1]
+        for choice in product(*(range(emitted[id_]) for id_ in free)):
+            accepted = dict(zip(free, choice, strict=True))
+            if all(count == emitted[id_] - 1 for id_, count in accepted.items()):
+                continue
+            self._edge(edges, frozen, before, self._code(accepted), Step(accepted), mask)
+
+    def _code(self, accepted: dict[str, int]) -> int:
+        code = 0
+        for id_, count in accepted.items():
+            code += count * self._base ** self._numbers[id_]
+        return self._step_code + code
+
+    def _edge(
+        self,
+        edges: list[tuple[int, bytes]],
+        frozen: bytes,
+        before: Sequence[EngineView],
+        code: int,
+        action: Action,
+        mask: int,
+    ) -> StepReport | None:
+        """Apply ``action`` to a fresh copy of the state, judge it, and append the edge."""
+        engine = self.engine.thaw(frozen)
+        try:
+            report = engine.apply(action)
+        except BadInput:
+            return None
+        after = engine.views()
+        problems: list[Violation] = []
+        for worker, suite in enumerate(self.suites):
+            problems += suite.judge_state(after[worker])
+            if worker == report.worker:
+                problems += suite.judge_step(Transition(suite.config, before[worker], report, after[worker]))
+        for id_ in report.rejected:
+            if self.servable.get(id_):
+                problems.append(Violation("servable-finishes", f"{id_} can be served here and was refused"))
+        for id_ in report.finished:
+            if self.servable.get(id_) is False:
+                problems.append(Violation("unservable-refused", f"{id_} finished, though it cannot be served here"))
+        progress = report.made_progress or not isinstance(action, Step | Advance)
+        label = 2 * code + progress
+        for violation in problems:
+            self.problems.append(Problem(violation.invariant, violation.message, label, len(edges)))
+        edges.append((label, self._join(mask, engine)))
+        return report
+
+    def is_progress(self, label: int) -> bool:
+        """Input from outside, a token, a completion or a refusal."""
+        return bool(label & 1)
+
+    def fairness(self, label: int) -> int | None:
+        """Passes go on for ever; deadlines come."""
+        code = label // 2
+        if code == self._advance_code:
+            return 1
+        return 0 if code >= self._step_code else None
+
+    def is_goal(self, state: bytes) -> bool:
+        """No live request, and nothing due."""
+        return not self._split(state)[1].busy
+
+    def drain(self, state: bytes) -> tuple[int, bytes] | None:
+        """A pass that accepts what the configuration says, or the next deadline when a pass does nothing."""
+        mask, engine = self._split(state)
+        if not engine.busy:
+            return None
+        report = engine.apply(Step())
+        code = self._step_code
+        if not report.had_effect and any(view.next_deadline_ns is not None for view in engine.views(blocks=False)):
+            report = engine.apply(Advance())
+            code = self._advance_code
+        return 2 * code + report.made_progress, self._join(mask, engine)
+
+    def action(self, label: int) -> Action:
+        """The action that a label stands for."""
+        code = label // 2
+        if code < self._cancel_code:
+            return Submit(self.requests[code])
+        if code < self._advance_code:
+            return Cancel(self.requests[code - self._cancel_code].id)
+        if code == self._advance_code:
+            return Advance()
+        accepted = {}
+        code -= self._step_code
+        speculating = self._base > 1
+        for request in self.requests if speculating else ():
+            code, count = divmod(code, self._base)
+            accepted[request.id] = count
+        return Step(accepted)
+
+    def describe(self, label: int) -> str:
+        """The action of a label in words."""
+        action = self.action(label)
+        if isinstance(action, Submit):
+            return f"submit {action.request.id}"
+        if isinstance(action, Cancel):
+            return f"cancel {action.id}"
+        if isinstance(action, Advance):
+            return "advance to the next deadline"
+        chosen = ", ".join(f"{id_} accepts {count}" for id_, count in action.accepted.items() if count)
+        return f"pass ({chosen})" if chosen else "pass"
+
+    def judge(self, lasso: Lasso[bytes]) -> tuple[LassoShape, list[Violation]]:
+        """What a lasso amounts to: its kind, and the violations, by going round it once more."""
+        mask, engine = self._split(lasso.entry)
+        cycle = [self.action(label) for label, _ in lasso.cycle] or [Step()]
+        turns = [Turn.of(engine.apply(action)) for action in cycle]
+        views = engine.views(blocks=False)
+        live = {id_: self.servable[id_] for view in views for id_ in view.requests}
+        waiting = [id_ for view in views for id_ in view.waiting]
+        at = len(lasso.stem) + len(cycle)
+        shape = LassoShape(classify(turns), len(lasso.stem), len(cycle))
+        return shape, [evolve(violation, at=at) for violation in judge_lasso(turns, live, waiting, at)]
