@@ -21,7 +21,7 @@ class Registry:
         """An empty registry for blocks of ``block_size`` tokens."""
         self.block_size = block_size
         self.specs: list[RequestSpec] = []
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[RequestSpec, int] = {}
         self._identities: dict[tuple[int, Content], int] = {}
         self.chains: list[list[int]] = []
         """Per request: the identities of its leading full blocks, as far as they have been asked for."""
@@ -32,11 +32,10 @@ class Registry:
 
         An id may be used again after its request has ended; a different request under a known id gets a number of its own.
         """
-        known = self._numbers.get(spec.id)
-        if known is not None and self.specs[known] == spec:
+        known = self._numbers.get(spec)
+        if known is not None:
             return known
-        number = len(self.specs)
-        self._numbers[spec.id] = number
+        number = self._numbers[spec] = len(self.specs)
         self.specs.append(spec)
         full, tail = spec.prompt.blocks(self.block_size)
         chain: list[int] = []

@@ -39,7 +39,16 @@ def merged(runs: Iterable[Run]) -> Content:
 
 def stream_token(stream: str, position: int) -> int:
     """The token at ``position`` of a named stream: equal streams are equal tokens, and no list of ids (≥ 0) meets one."""
-    return -(int.from_bytes(stream.encode(), "big") * _STREAM_POSITIONS + position + 1)
+    return -(_stream_code(stream) * _STREAM_POSITIONS + position + 1)
+
+
+def _stream_code(name: str) -> int:
+    # The leading 1 keeps names apart that differ in leading zero bytes; a JSON string may hold lone surrogates.
+    return int.from_bytes(b"\x01" + name.encode(errors="surrogatepass"), "big")
+
+
+def _stream_name(code: int) -> str:
+    return code.to_bytes((code.bit_length() + 7) // 8, "big")[1:].decode(errors="surrogatepass")
 
 
 @frozen
@@ -129,7 +138,7 @@ class Prompt:
         pieces: list[list[Any]] = []
         for token in self.tokens():
             code, position = divmod(-token - 1, _STREAM_POSITIONS)
-            name = code.to_bytes((code.bit_length() + 7) // 8, "big").decode()
+            name = _stream_name(code)
             if pieces and position and pieces[-1] == [name, position]:
                 pieces[-1][1] += 1
             else:
