@@ -212,6 +212,7 @@ class _Search(Generic[K]):
         return len(self.offsets) - 1
 
     def _add_initial_states(self) -> None:
+        self.system.problems.clear()
         numbers = []
         for state in self.system.initial_states():
             number = self.index.setdefault(state, len(self.keys))

@@ -18,6 +18,8 @@ look-ahead block, for ever.
 
 from __future__ import annotations
 
+import operator
+
 import attrs
 
 from explorer import BaseSystem, Problem
@@ -53,19 +55,27 @@ GENERATE = 1
 
 
 class MiniSched(BaseSystem[bytes]):
-    """The transition system. A state is the bytes c, g and b of each request, then k, then q."""
+    """The transition system.
+
+    A state is a byte with a bit for each request that has arrived (which q and g imply), the bytes c, g and b of each
+    request, then k, then q.
+    """
 
     label_limit = 2**8
 
     def __init__(self, geometry: Geometry) -> None:
         super().__init__()
-        self.geometry = geometry
         requests = len(geometry.prompts)
-        self.generated = requests  # Where g begins; c begins at 0.
-        self.held = 2 * requests
-        self.running = 3 * requests
-        self.queue = 3 * requests + 1
-        self.arrivals = tuple((2 + i, i, requests + i, bytes([i])) for i in range(requests))
+        if requests > 8:
+            raise ValueError(f"at most 8 requests fit the byte of arrivals, not {requests}")
+        self.queue = 3 * requests + 2  # Where q begins.
+        longest = max(map(operator.add, geometry.prompts, geometry.outputs)) + geometry.lookahead
+        blocks_for = [-(-tokens // geometry.block_size) for tokens in range(longest + 1)]
+        self.constants = (geometry, geometry.prompts, geometry.block_size, geometry.lookahead, blocks_for, requests)
+        self.arrivals = [
+            [(2 + i, bytes([arrived | 1 << i]), bytes([i])) for i in range(requests) if not arrived >> i & 1]
+            for arrived in range(1 << requests)
+        ]
 
     def initial_states(self) -> list[bytes]:
         """No request has arrived."""
@@ -73,75 +83,72 @@ class MiniSched(BaseSystem[bytes]):
 
     def successors(self, state: bytes) -> list[tuple[int, bytes]]:
         """Every arrival in order of requests, then the step."""
-        queue = state[self.queue :]
-        edges = [
-            (label, state + tail)
-            for label, request, generated, tail in self.arrivals
-            if not state[generated] and request not in queue
-        ]
-        if queue:
+        rest = state[1:]
+        edges = [(label, arrived + rest + request) for label, arrived, request in self.arrivals[state[0]]]
+        if len(state) > self.queue:
             edges.append(self.step(state))
         return edges
 
     def step(self, state: bytes) -> tuple[int, bytes]:
         """One scheduler step of a state whose queue is not empty."""
-        geometry = self.geometry
-        prompts, block_size = geometry.prompts, geometry.block_size
-        generated, held = self.generated, self.held
+        geometry, prompts, block_size, lookahead, blocks_for, requests = self.constants
+        queue = place = self.queue
         work = bytearray(state)
-        free = geometry.blocks - sum(state[held : self.running])
+        free = geometry.blocks - sum(state[2 * requests + 1 : queue - 1])
         budget = geometry.budget
-        place = self.queue
-        waiting = place + state[self.running]  # The running requests stand from `place` up to here.
+        waiting = place + state[queue - 1]  # The running requests stand from `place` up to here.
         preempted = False
         label = STEP
         while place < waiting:
             request = work[place]
-            computed = work[request]
-            left = prompts[request] + work[generated + request] - computed
+            c = 1 + request
+            g = c + requests
+            b = g + requests
+            computed = work[c]
+            left = prompts[request] + work[g] - computed
             tokens = left if left < budget else budget
             if not tokens:
                 break
             computed += tokens
-            blocks = work[held + request]
-            needed = -(-(computed + geometry.lookahead) // block_size) - blocks
+            blocks = work[b]
+            needed = blocks_for[computed + lookahead] - blocks
             if needed > 0:
                 while needed > free and waiting > place:
                     waiting -= 1
-                    victim = work[waiting]
-                    free += work[held + victim]
-                    work[held + victim] = work[victim] = 0
+                    victim = 1 + work[waiting]
+                    free += work[victim + 2 * requests]
+                    work[victim + 2 * requests] = work[victim] = 0
                     preempted = True
                 if waiting == place:
                     break
                 blocks += needed
                 free -= needed
-                work[held + request] = blocks
-            work[request] = computed
+                work[b] = blocks
+            work[c] = computed
             budget -= tokens
             if computed > blocks * block_size:
-                self.problems.append(Problem("computed-fits-blocks", f"request {request}", STEP))
+                self.problems.append(Problem("computed-fits-blocks", f"request {request}", label))
             if tokens == left:
                 label = GENERATE
-                work[generated + request] += 1
-                if work[generated + request] == geometry.outputs[request]:
+                work[g] += 1
+                if work[g] == geometry.outputs[request]:
                     free += blocks
-                    work[held + request] = work[request] = 0
+                    work[b] = work[c] = 0
                     del work[place]
                     waiting -= 1
                     continue
             place += 1
         if not preempted:
             for request in work[waiting:]:
-                needed = -(-(prompts[request] + work[generated + request]) // block_size)
+                needed = blocks_for[prompts[request] + work[1 + requests + request]]
                 if needed > free:
                     break
-                work[held + request] = needed
+                work[1 + 2 * requests + request] = needed
                 free -= needed
                 waiting += 1
         if free < 0:
             self.problems.append(Problem("blocks-fit", f"{-free} blocks too many", label))
-        work[self.running] = waiting - self.queue
+        work[queue - 1] = waiting - queue
         return label, bytes(work)
 
     def is_progress(self, label: int) -> bool:
