@@ -15,7 +15,9 @@ import attrs
 from attrs import field, frozen
 
 from model import defects
-from model.errors import BadInput, expect_object, refuse_unknown, shown
+from model.errors import BadInput, expect_list, expect_object, refuse_unknown, shown
+from model.registry import Registry
+from model.requests import Prompt
 
 SCHEDULERS = ("vllm", "trtllm", "sglang")
 PAGED = ("vllm", "trtllm")
@@ -75,6 +77,10 @@ def _one_of(default: object, names: tuple[str, ...], schedulers: tuple[str, ...]
 
 def _duration(default: float) -> Any:
     return _option(default, _is_number, "a finite number of milliseconds ≥ 0")
+
+
+def _bandwidth(default: float) -> Any:
+    return _option(default, _is_number, "a finite number of GB/s ≥ 0, 0 for unlimited")
 
 
 class _Document:
@@ -137,6 +143,81 @@ class Timing(_Document):
     decode_ms_per_request: float = _duration(0)
 
 
+def _prompts(value: object, this: object, attribute: attrs.Attribute[Any]) -> tuple[Prompt, ...]:
+    if isinstance(value, tuple) and all(isinstance(prompt, Prompt) for prompt in value):
+        return value
+    name = attribute.name
+    return tuple(Prompt.read(prompt, f"{name}[{number}]") for number, prompt in enumerate(expect_list(value, name)))
+
+
+def _preload() -> Any:
+    converter: Any = attrs.Converter(_prompts, takes_self=True, takes_field=True)
+    return field(factory=tuple, converter=converter, metadata={"allowed": "a list of prompts"})
+
+
+@frozen
+class Tiers(_Document):
+    """Host memory (G2) and disk (G3) below the GPU cache (offload specification 1).
+
+    Bandwidths are decimal GB/s, 0 for unlimited; a latency is the time to the first byte of a transfer.
+
+    Attributes:
+        host_blocks: capacity of G2.
+        disk_blocks: capacity of G3, of one worker or of all of them together; null for none.
+        kv_bytes_per_token: size of a token's KV; null for blocks of 1 MB, of which 1 GB/s moves one a millisecond.
+        d2h_gbps, h2d_gbps: from GPU to host and back.
+        host_latency_ms: of a transfer between GPU and host.
+        disk_scope: whether each worker has a disk of its own or all share one.
+        disk_latency_ms: of a disk read or write.
+        disk_read_gbps, disk_write_gbps: of one worker.
+        disk_shared_read_gbps, disk_shared_write_gbps: of all workers together, when they share the disk.
+        host_events: tell Stored and Removed events of the host tier.
+        preloaded_host, preloaded_disk: prompts whose full blocks lie in the tier at the start; the first prompt is the
+            oldest, and within a prompt the last block.
+    """
+
+    host_blocks: int = _count(attrs.NOTHING)
+    disk_blocks: int | None = _count_or_null()
+    kv_bytes_per_token: int | None = _count_or_null()
+    d2h_gbps: float = _bandwidth(32)
+    h2d_gbps: float = _bandwidth(32)
+    host_latency_ms: float = _duration(0)
+    disk_scope: str = _one_of("worker_local", ("worker_local", "cluster_shared"))
+    disk_latency_ms: float = _duration(0.1)
+    disk_read_gbps: float = _bandwidth(10)
+    disk_write_gbps: float = _bandwidth(10)
+    disk_shared_read_gbps: float = _bandwidth(80)
+    disk_shared_write_gbps: float = _bandwidth(80)
+    host_events: bool = _switch(True)
+    preloaded_host: tuple[Prompt, ...] = _preload()
+    preloaded_disk: tuple[Prompt, ...] = _preload()
+
+    def __attrs_post_init__(self) -> None:
+        """What speaks of a disk needs one."""
+        if self.disk_blocks is None:
+            for attribute in attrs.fields(Tiers):
+                value = getattr(self, attribute.name)
+                default = () if attribute.name == "preloaded_disk" else attribute.default
+                if "disk" in attribute.name and value != default:
+                    shown_value = "prompts" if attribute.name == "preloaded_disk" else shown(value)
+                    raise BadInput(attribute.name, shown_value, "only with disk_blocks")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object that ``read`` reads back to equal tiers."""
+        written = super().to_json()
+        for name in ("preloaded_host", "preloaded_disk"):
+            prompts = written.pop(name)
+            if prompts:
+                written[name] = [prompt.to_json() for prompt in prompts]
+        return written
+
+
+def _tiers(value: object) -> Tiers | None:
+    read = value if value is None or isinstance(value, Tiers) else Tiers.read(value, "tiers")
+    assert read is None or isinstance(read, Tiers)
+    return read
+
+
 def _speculation(value: object) -> Speculation | None:
     read = value if value is None or isinstance(value, Speculation) else Speculation.read(value, "speculation")
     assert read is None or isinstance(read, Speculation)
@@ -187,6 +268,11 @@ class EngineConfig(_Document):
         converter=_speculation,
         metadata={"allowed": 'null or {"draft_tokens": k, "accepted": n}', "schedulers": SCHEDULERS},
     )
+    tiers: Tiers | None = field(
+        default=None,
+        converter=_tiers,
+        metadata={"allowed": 'null or {"host_blocks": n, "disk_blocks": m, …}', "schedulers": ("vllm",)},
+    )
     timing: Timing = field(
         factory=Timing,
         converter=_timing,
@@ -210,6 +296,23 @@ class EngineConfig(_Document):
                 raise BadInput(
                     attribute.name, shown(value), f"only with scheduler {' or '.join(schedulers)}; here it is {self.scheduler}"
                 )
+        if self.tiers is not None:
+            self._check_tiers(self.tiers)
+
+    def _check_tiers(self, tiers: Tiers) -> None:
+        """What the tiers ask of the rest (offload specification 1)."""
+        if not self.prefix_caching:
+            raise BadInput("tiers", "host blocks", "null with prefix_caching false")
+        if self.role != "aggregated":
+            raise BadInput("tiers", "host blocks", f"null with role {self.role}")
+        if tiers.disk_blocks is not None and self.speculation is not None:
+            raise BadInput("tiers.disk_blocks", shown(tiers.disk_blocks), "null with speculation")
+        registry = Registry(self.block_size)
+        for name, capacity in (("preloaded_host", tiers.host_blocks), ("preloaded_disk", tiers.disk_blocks or 0)):
+            prompts: tuple[Prompt, ...] = getattr(tiers, name)
+            blocks = {block for prompt in prompts for block in registry.chained(prompt.blocks(self.block_size)[0])}
+            if len(blocks) > capacity:
+                raise BadInput(f"tiers.{name}", f"{len(blocks)} blocks", f"at most {capacity} full blocks")
 
     @classmethod
     def from_json(cls, value: object, path: str = "engine") -> EngineConfig:

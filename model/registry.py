@@ -6,6 +6,8 @@ block by an interned one, and no prompt is ever part of a state. A registry only
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from model.requests import Content, RequestSpec, merged, runs_of
 
 NO_BLOCK = 0
@@ -38,14 +40,18 @@ class Registry:
         number = self._numbers[spec] = len(self.specs)
         self.specs.append(spec)
         full, tail = spec.prompt.blocks(self.block_size)
-        chain: list[int] = []
-        parent = NO_BLOCK
-        for content in full:
-            parent = self.identity(parent, content)
-            chain.append(parent)
-        self.chains.append(chain)
+        self.chains.append(self.chained(full))
         self._tails.append(tail)
         return number
+
+    def chained(self, contents: Iterable[Content]) -> list[int]:
+        """The identities of blocks with ``contents``, each behind the one before it."""
+        chain: list[int] = []
+        parent = NO_BLOCK
+        for content in contents:
+            parent = self.identity(parent, content)
+            chain.append(parent)
+        return chain
 
     def identity(self, parent: int, content: Content) -> int:
         """The identity (≥ 1) of a block with ``content`` behind the block ``parent``: equal exactly for equal prefixes."""
