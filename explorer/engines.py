@@ -233,7 +233,7 @@ class EngineSystem:
 
     def judge(self, lasso: Lasso[bytes]) -> tuple[LassoShape, list[Violation]]:
         """What a lasso amounts to: its kind, and the violations, by going round it once more."""
-        mask, engine = self._split(lasso.entry)
+        engine = self._split(lasso.entry)[1]
         cycle = [self.action(label) for label, _ in lasso.cycle] or [Step()]
         turns = [Turn.of(engine.apply(action)) for action in cycle]
         views = engine.views(blocks=False)

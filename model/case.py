@@ -265,7 +265,8 @@ def read_expectation(value: object, path: str) -> Expectation:
             raise BadInput(f"{path}.holds", "true beside violates", "one of the two")
     passes = given.get("passes")
     if passes is not None:
-        passes = [expect_object(item, f"{path}.passes[{number}]") for number, item in enumerate(expect_list(passes, f"{path}.passes"))]
+        listed = enumerate(expect_list(passes, f"{path}.passes"))
+        passes = [expect_object(item, f"{path}.passes[{number}]") for number, item in listed]
     parts = {}
     for name in ("final", "report", "costs"):
         parts[name] = expect_object(given[name], f"{path}.{name}") if name in given else None
