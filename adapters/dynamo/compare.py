@@ -1,0 +1,216 @@
+"""Our model and the simulated engine on the same case, compared pass by pass and request by request.
+
+Both run under fixed pass times up to the same time cap. What is compared: the outcome; every pass record with its queue
+figures; block, running, waiting and preemption counters where the release shows them; what forwards accepted; and of each request
+its arrival, admissions with reuse, token times, tokens, end and status. The first difference in time is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import isclose
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from adapters.dynamo.release import Release
+from adapters.dynamo.wheel import Wheel
+from adapters.observation import BOUNDED, HANG, INVALID, OK, STUCK, Observation, PassRecord, PoolSample
+from adapters.timed import own_accepted, own_duration, run_timed
+from adapters.workload import Workload
+from model.actions import Nanoseconds
+from model.build import build_engine
+from model.config import NANOSECONDS_PER_MS, EngineConfig, Timing, nanoseconds
+from model.events import StepReport
+
+CAP_NS = 600 * NANOSECONDS_PER_MS
+TOLERANCE = 1e-9
+
+
+@frozen
+class Difference:
+    """The first thing on which two observations of one case disagree.
+
+    Attributes:
+        what: the figure, such as ``prefill_tokens`` of pass 3 or ``terminal_ns`` of request ``a``.
+        at_ns: when.
+        ours: what the model says.
+        theirs: what the engine says.
+        before: the last passes on which both agree, in words.
+    """
+
+    what: str
+    at_ns: Nanoseconds
+    ours: Any
+    theirs: Any
+    config: EngineConfig
+    workload: Workload
+    before: tuple[str, ...] = ()
+
+    def story(self) -> str:
+        """The difference for a reader."""
+        lines = [*self.before, f"at {self.at_ns / NANOSECONDS_PER_MS:g} ms: {self.what}"]
+        lines += [f"  model: {self.ours}", f"  engine: {self.theirs}"]
+        return "\n".join(lines)
+
+
+def fixed_times(config: EngineConfig, prefill_ms: float = 10, decode_ms: float = 5) -> EngineConfig:
+    """``config`` with fixed pass times: its own if they are fixed, else those given.
+
+    The engine can be told no others.
+    """
+    timing = config.timing
+    if timing.prefill_ms_per_token or timing.decode_ms_per_request:
+        timing = Timing(prefill_ms=prefill_ms, prefill_ms_per_token=0, decode_ms=decode_ms)
+    return attrs.evolve(config, timing=timing)
+
+
+def observe_model(config: EngineConfig, workload: Workload, release: Release, cap_ns: Nanoseconds = CAP_NS) -> Observation:
+    """The model under ``workload``, its passes timed and its forwards counted as ``release`` does."""
+    engine = build_engine(attrs.evolve(config, implementation="model"))
+    if release.mapping:
+        return run_timed(engine, workload, cap_ns=cap_ns, duration=own_duration, accepted=own_accepted)
+    timing = config.timing
+    prefill = nanoseconds(timing.prefill_ms)
+    decode = nanoseconds(max(timing.decode_ms, release.decode_ms_least))
+
+    def duration(report: StepReport) -> Nanoseconds:
+        prefills = any(work.prompt_tokens for work in report.work.values())
+        return (prefill if prefills else 0) + (decode if report.emitted else 0)
+
+    def accepted(report: StepReport, record: PassRecord) -> tuple[int, int]:
+        tokens = sum(report.emitted.values())
+        return (tokens, record.decode_requests) if tokens and record.decode_requests else (0, 0)
+
+    return run_timed(engine, workload, cap_ns=cap_ns, duration=duration, accepted=accepted)
+
+
+def compare(
+    workload: Workload, config: EngineConfig, wheel: Wheel, *, cap_ns: Nanoseconds = CAP_NS, counters: bool = True
+) -> Difference | None:
+    """The first difference between our model and the engine; None when they agree on everything that is shown.
+
+    Where the model predicts that the engine loops at one instant for ever, both are compared up to that instant.
+
+    Args:
+        workload: what arrives.
+        config: under fixed times; the defects are those of our model.
+        wheel: the engine.
+        cap_ns: virtual time to follow.
+        counters: compare the sampled counters too.
+
+    Raises:
+        BadInput: for what the engine cannot be told.
+    """
+    return compare_observed(workload, config, wheel, cap_ns=cap_ns, counters=counters).difference
+
+
+@frozen
+class Comparison:
+    """Both observations of one case and their first difference; ``theirs`` is None where there was nothing to compare."""
+
+    ours: Observation
+    theirs: Observation | None
+    difference: Difference | None
+
+
+def compare_observed(
+    workload: Workload, config: EngineConfig, wheel: Wheel, *, cap_ns: Nanoseconds = CAP_NS, counters: bool = True
+) -> Comparison:
+    """``compare``, with what it compared."""
+    ours = observe_model(config, workload, wheel.release, cap_ns)
+    if ours.outcome == HANG:
+        cap_ns = ours.cap_ns - 1
+        if cap_ns < 0:
+            return Comparison(ours, None, None)
+        ours = observe_model(config, workload, wheel.release, cap_ns)
+    theirs = wheel.run(config, workload, cap_ns=cap_ns, counters=counters)
+    return Comparison(ours, theirs, difference(ours, theirs, config, workload))
+
+
+def difference(ours: Observation, theirs: Observation, config: EngineConfig, workload: Workload) -> Difference | None:
+    """The earliest disagreement of two observations, or None."""
+    found = list(_differences(ours, theirs))
+    if not found:
+        return None
+    what, at, mine, other = min(found, key=lambda entry: entry[1])
+    before = tuple(_in_words(record) for record in ours.passes or () if record.end_ns < at)[-3:]
+    return Difference(what, at, mine, other, config, workload, before)
+
+
+Found = tuple[str, Nanoseconds, Any, Any]
+Samples = tuple[PoolSample, ...] | None
+
+
+def _differences(ours: Observation, theirs: Observation) -> Iterator[Found]:
+    last = ours.cap_ns
+    if ours.outcome != theirs.outcome:
+        yield "outcome", last, ours.outcome, f"{theirs.outcome} {theirs.detail}"
+    for mine, other in zip(ours.requests, theirs.requests, strict=False):
+        if mine != other:
+            for name in (attribute.name for attribute in attrs.fields(type(mine))):
+                a, b = getattr(mine, name), getattr(other, name)
+                if a != b:
+                    times = [at for at in (mine.terminal_ns, other.terminal_ns) if at is not None]
+                    yield f"{name} of request {mine.id}", min(times, default=last), a, b
+    yield from _sequences("pass", ours.passes, theirs.passes)
+    yield from _sequences("counters", *_comparable(ours.samples, theirs.samples))
+    yield from _sequences("accepted", ours.accepts, theirs.accepts)
+
+
+def _comparable(ours: Samples, theirs: Samples) -> tuple[Samples, Samples]:
+    """The counters as they can be compared.
+
+    The engine's first reading counts no preemption, and those of passes of no duration at instant 0 turn up in its
+    second one, whenever that is; where there are any, preemptions are compared at the end alone.
+    """
+    if not ours or not theirs or not ours[0].preemptions:
+        return ours, theirs
+    return _counted_at_end(ours), _counted_at_end(theirs)
+
+
+def _counted_at_end(samples: tuple[PoolSample, ...]) -> tuple[PoolSample, ...]:
+    changes: list[PoolSample] = []
+    for sample in samples:
+        plain = attrs.evolve(sample, preemptions=samples[-1].preemptions)
+        if not changes or attrs.evolve(changes[-1], at_ns=plain.at_ns) != plain:
+            changes.append(plain)
+    return tuple(changes)
+
+
+def _sequences(what: str, ours: Any, theirs: Any) -> Iterator[Found]:
+    if ours is None or theirs is None:
+        return
+    for position, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        fields = [attribute.name for attribute in attrs.fields(type(mine)) if not _equal(mine, other, attribute.name)]
+        if fields:
+            at = min(_instant(mine), _instant(other))
+            yield f"{', '.join(fields)} of {what} {position}", at, _in_words(mine), _in_words(other)
+            return
+    if len(ours) != len(theirs):
+        longer = ours if len(ours) > len(theirs) else theirs
+        extra = longer[min(len(ours), len(theirs))]
+        sides = (_in_words(extra), "nothing") if longer is ours else ("nothing", _in_words(extra))
+        yield f"one more {what}", _instant(extra), *sides
+
+
+def _equal(mine: Any, other: Any, name: str) -> bool:
+    a, b = getattr(mine, name), getattr(other, name)
+    return isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _instant(entry: Any) -> Nanoseconds:
+    at = entry.end_ns if isinstance(entry, PassRecord) else entry.at_ns
+    assert isinstance(at, Nanoseconds)
+    return at
+
+
+def _in_words(entry: Any) -> str:
+    values = attrs.asdict(entry)
+    at = values.pop("end_ns", values.pop("at_ns", 0))
+    shown = {name: value for name, value in values.items() if value}
+    return f"{at / NANOSECONDS_PER_MS:g} ms: " + ", ".join(f"{name} {value:g}" for name, value in shown.items())
+
+
+__all__ = ["BOUNDED", "HANG", "INVALID", "OK", "STUCK", "Difference", "compare", "difference", "fixed_times", "observe_model"]

@@ -1,0 +1,114 @@
+"""Our configuration and workload in the words of the simulated engine: its configuration, and a Mooncake trace.
+
+The trace has blocks of one token: a hash id is repeated block-size times to make the prompt (replay specification 1.0), so
+with blocks of one token each id is a token, and every token sequence can be written down exactly. Ids are dense
+in order of first use, which the replay would make of them anyway; so a planned output token (which it takes as it is) equals
+a prompt token exactly when ours do.
+
+Only what the engine can be told is mapped; anything else is refused by name, never dropped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from adapters.dynamo.release import Release
+from adapters.workload import Workload
+from model.actions import Nanoseconds
+from model.config import NANOSECONDS_PER_MS, EngineConfig
+from model.errors import BadInput, shown
+
+TOKENS_MAX = 1 << 32
+
+
+def milliseconds(nanoseconds: Nanoseconds) -> float:
+    """Virtual time as the engine's float64 milliseconds."""
+    return float(nanoseconds / NANOSECONDS_PER_MS)
+
+
+def engine_argument(config: EngineConfig, release: Release) -> dict[str, Any]:
+    """The configuration as ``release`` takes it: a nested mapping (1.6), or flat JSON for its argument object (1.5).
+
+    Raises:
+        BadInput: for what this engine cannot be told.
+    """
+    _refuse_inexpressible(config, release)
+    timing = config.timing
+    words: dict[str, Any] = {
+        "num_gpu_blocks": config.num_blocks,
+        "block_size": config.block_size,
+        "max_num_seqs": config.max_num_seqs,
+        "enable_prefix_caching": config.prefix_caching,
+        "timing_model": {"type": "fixed", "prefill_ms": timing.prefill_ms, "decode_ms": timing.decode_ms},
+    }
+    if config.max_model_len is not None:
+        words["max_model_len"] = config.max_model_len
+    if config.speculation is not None:
+        drafts, accepted = config.speculation.draft_tokens, config.speculation.accepted
+        words["aic_nextn"] = drafts
+        words["aic_nextn_accept_rates"] = ",".join("1" if at < accepted else "0" for at in range(drafts))
+    if config.scheduler == "sglang":
+        words["max_num_batched_tokens"] = None
+        words["sglang"] = {
+            "schedule_policy": "lpm" if config.schedule_policy == "lpm" else "fifo",
+            "chunked_prefill_size": config.chunked_prefill_size,
+            "max_prefill_tokens": config.max_prefill_tokens,
+            "schedule_conservativeness": config.schedule_conservativeness,
+            "clip_max_new_tokens": config.clip_max_new_tokens,
+        }
+        if config.prefill_decode_interval:
+            words["prefill_decode_interval"] = config.prefill_decode_interval
+    else:
+        words["max_num_batched_tokens"] = config.max_num_batched_tokens
+        words["enable_chunked_prefill"] = config.chunked_prefill
+    if config.scheduler == "vllm":
+        words["preemption_mode"] = config.preemption
+    if release.mapping:
+        return {"engine": {"backend": config.scheduler, **words}}
+    return {"engine_type": config.scheduler, **words}
+
+
+def _refuse_inexpressible(config: EngineConfig, release: Release) -> None:
+    if config.role != "aggregated":
+        raise BadInput("engine.role", shown(config.role), f'"aggregated" with {release.name}')
+    for name in ("prefill_ms_per_token", "decode_ms_per_request"):
+        if getattr(config.timing, name):
+            raise BadInput(f"engine.timing.{name}", shown(getattr(config.timing, name)), f"0 with {release.name}")
+
+
+def trace_rows(workload: Workload) -> list[dict[str, Any]]:
+    """The workload as rows of a Mooncake trace with blocks of one token, one session a request.
+
+    The session of a request is its position in the workload, so that its own name may be anything.
+
+    Raises:
+        BadInput: for more distinct tokens than the format has.
+    """
+    tokens: dict[int, int] = {}
+
+    def interned(token: int) -> int:
+        return tokens.setdefault(token, len(tokens))
+
+    rows = []
+    for position, timed in enumerate(workload.requests):
+        row: dict[str, Any] = {
+            "session_id": str(position),
+            "timestamp": milliseconds(timed.arrival_ns),
+            "input_length": timed.prompt.length,
+            "output_length": timed.output,
+            "hash_ids": [interned(token) for token in timed.prompt.tokens()],
+        }
+        rows.append(row)
+    for row, timed in zip(rows, workload.requests, strict=True):
+        planned = timed.request.output_tokens
+        if planned is not None:
+            row["output_token_ids"] = [interned(token) for token in planned]
+    if len(tokens) > TOKENS_MAX:
+        raise BadInput("requests", f"{len(tokens)} distinct tokens", f"at most {TOKENS_MAX}")
+    return rows
+
+
+def trace_text(workload: Workload) -> str:
+    """The rows of ``trace_rows``, one JSON object a line."""
+    return "".join(json.dumps(row) + "\n" for row in trace_rows(workload))
