@@ -241,14 +241,13 @@ def _shortest_cycle(
     level = bisect_right(starts, states[0])
     level_end = starts[level] if level < len(starts) else len(graph)
     best_entry = -1
-    best: list[tuple[int, int]] | None = None
+    best: list[tuple[int, int]] = []
     for entry in states:
         if entry >= level_end:
             break
-        cycle = _fair_cycle_through(graph, facts, inside, entry, None if best is None else len(best))
+        cycle = _fair_cycle_through(graph, facts, inside, entry, len(best) or None)
         if cycle is not None:
             best_entry, best = entry, cycle
-    assert best is not None, "a fair component has a fair cycle through each of its states"
     return best_entry, best
 
 
@@ -268,10 +267,8 @@ def _fair_cycle_through(
     came_from: dict[tuple[int, int], tuple[tuple[int, int], int]] = {}
     layer = [first]
     length = 0
-    while layer:
+    while shorter_than is None or length + 1 < shorter_than:
         length += 1
-        if shorter_than is not None and length >= shorter_than:
-            return None
         following: list[tuple[int, int]] = []
         for node in layer:
             state, owed = node
@@ -285,6 +282,7 @@ def _fair_cycle_through(
                 if reached == (entry, 0):
                     return _walk_back(came_from, first, reached)
                 following.append(reached)
+        assert following, "a fair component has a fair cycle through each of its states"
         layer = following
     return None
 

@@ -329,13 +329,13 @@ class _Search(Generic[K]):
 
     def _take_back_to(self, expanded: int) -> None:
         """Forget every expansion from the given state on, finished or not, with what it alone has found."""
-        states = bisect_left(self.parents, expanded, lo=self.initial)
-        del self.keys[states:]
-        del self.parents[states:]
-        del self.offsets[expanded + 1 :]
+        del self.offsets[expanded + 1 :]  # First, so that an interrupt from here on leaves only what a second call removes.
         edges = self.offsets[-1]
         del self.targets[edges:]
         del self.labels[edges:]
+        states = bisect_left(self.parents, expanded, lo=self.initial)
+        del self.parents[states:]
+        del self.keys[states:]
         self.sightings = {key: seen for key, seen in self.sightings.items() if seen.expanding < expanded}
         self.drain_cycles = [(state, found) for state, found in self.drain_cycles if state < states]
 

@@ -114,6 +114,13 @@ def test_an_initial_state_on_the_cycle_has_an_empty_stem() -> None:
     assert name_lasso(lasso, system) == "livelock from the start: for ever 2 (3 x2)"
 
 
+def test_a_ring_of_many_states_takes_no_recursion() -> None:
+    size = 30_000
+    system = Table({state: [(0, (state + 1) % size)] for state in range(size)}, initial=[0])
+    (lasso,) = _livelocks(system)
+    assert (len(lasso.stem), len(lasso.cycle)) == (0, size)
+
+
 # --- Fairness: label 0 steps, label 1 arrives ---
 
 ARRIVAL = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import attrs
 import pytest
 
 from benchmarks.minisched import GEOMETRIES, MiniSched, floor
@@ -42,6 +43,27 @@ def test_the_floor_counts_the_same(name: str) -> None:
     assert floor.search(geometry) == (geometry.states, geometry.transitions)
 
 
+def test_a_state_that_holds_too_many_blocks_is_judged() -> None:
+    geometry = GEOMETRIES["S"]
+    system = MiniSched(geometry)
+    requests = len(geometry.prompts)
+    wrong = bytearray(system.queue)
+    wrong[0] = 0b1
+    wrong[1 + 2 * requests] = geometry.blocks + 1
+    system.step(bytes(wrong) + bytes([0]))
+    assert [problem.property_id for problem in system.problems] == ["blocks-fit"]
+
+
+def test_a_request_that_computed_more_than_its_blocks_hold_is_judged() -> None:
+    geometry = attrs.evolve(GEOMETRIES["S"], lookahead=-1)
+    assert [found.property_id for found in explore(MiniSched(geometry)).violations] == ["computed-fits-blocks"]
+
+
+def test_more_requests_than_a_byte_has_bits_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 8 requests"):
+        MiniSched(attrs.evolve(GEOMETRIES["S"], prompts=(1,) * 9, outputs=(1,) * 9))
+
+
 def test_the_large_livelock_is_met_by_drain_within_fifty_states() -> None:
     result = explore(MiniSched(GEOMETRIES["LL"]), drain=True, stop_at_first=True)
     assert result.verdict is Verdict.VIOLATED
@@ -71,6 +93,14 @@ def test_the_command_prints_a_table_for_people(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "1,018" in printed
     assert "SS, stall: stall after 7 (arrive 3, step x2, step (generates) x3, step): for ever 1 (step)" in printed
+
+
+def test_a_comparison_runs_every_tool_apart_and_all_count_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["S", "--compare", "--repeat", "1", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert {"explorer", "floor"} <= set(row["tools"])
+    assert all(tool.get("missing") or tool["states"] == 1_134 for tool in row["tools"].values())
+    assert row["bounds"] == []
 
 
 @pytest.mark.parametrize(

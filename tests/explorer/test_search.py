@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from itertools import count, pairwise
+from types import FrameType
 
 import pytest
 
@@ -94,6 +96,12 @@ def test_a_label_takes_the_bytes_that_its_limit_needs(limit: int, bytes_per_labe
     assert list(labels) == [limit - 1]
 
 
+def test_defaults_say_nothing_about_liveness() -> None:
+    system = Counter()
+    assert (system.is_progress(0), system.fairness(0), system.is_goal(0), system.drain(0)) == (False, None, False, None)
+    assert system.describe(17) == "17"
+
+
 def test_errors_of_the_system_pass_through() -> None:
     class Broken(Counter):
         def successors(self, state: int) -> Iterator[tuple[int, int]]:
@@ -146,6 +154,16 @@ def test_a_problem_with_an_initial_state_has_an_empty_path() -> None:
     assert (violation.start, violation.path) == ("b", ())
 
 
+def test_a_problem_that_names_an_initial_state_there_is_not_is_refused() -> None:
+    class Born(Table[str]):
+        def initial_states(self) -> Iterable[str]:
+            self.problems.append(Problem("born-well", "not", successor=2))
+            return self.initial
+
+    with pytest.raises(ValueError, match="names initial state 2; there are 2"):
+        explore(Born({}, initial=["a", "b"]))
+
+
 @pytest.mark.parametrize("problem", [Problem("p", "m", label=0, successor=1), Problem("p", "m", label=0, successor=-1)])
 def test_a_problem_that_names_a_successor_there_is_not_is_refused(problem: Problem) -> None:
     with pytest.raises(ValueError, match="names successor"):
@@ -167,6 +185,13 @@ def test_a_states_own_problem_seen_later_at_the_same_depth_is_the_shorter_one() 
     problems = {1: [Problem("p", "on the edge", label=3)], 2: [Problem("p", "in the state")]}
     (violation,) = explore(Table(edges, initial=[0], problems_at=problems)).violations
     assert (violation.message, len(violation.path)) == ("in the state", 1)
+
+
+def test_a_check_that_stops_at_the_first_violation_looks_no_further() -> None:
+    system = Table({0: [(0, 0)]}, initial=[0], problems_at={0: [Problem("p", "m")]})
+    stopped = check(system, stop_at_first=True)
+    assert (stopped.verdict, stopped.stalls, stopped.livelocks) == (Verdict.VIOLATED, (), ())
+    assert len(check(system).stalls) == 1
 
 
 def test_stopping_at_the_first_violation_leaves_the_rest_unexplored() -> None:
@@ -279,6 +304,26 @@ def test_an_interrupt_leaves_a_usable_part(at: int) -> None:
     assert len(graph.parents) == len(graph)
     assert len(graph.labels) == len(graph.targets) == graph.offsets[-1]
     assert len(graph.path_to(len(graph) - 1)[1]) == len(graph) // 2
+
+
+@pytest.mark.parametrize("after_s", [0.011, 0.023, 0.037, 0.052])
+def test_a_signal_between_any_two_instructions_leaves_a_usable_part(after_s: float) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    try:
+        result = explore(Counter())
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    graph = result.graph
+    assert result.reason == "interrupted"
+    assert len(graph.keys) == len(graph.parents) == (graph.expanded + 2 if graph.expanded else 1)
+    assert len(graph.labels) == len(graph.targets) == graph.offsets[-1] == 2 * graph.expanded
+    assert graph.keys == list(range(len(graph)))
+    assert max(graph.targets, default=0) == len(graph) - 1
 
 
 def test_an_interrupt_keeps_the_violations_found_before() -> None:
