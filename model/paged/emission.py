@@ -25,7 +25,7 @@ def emit(core: Core, step: Pass) -> int:
             step.report.signals.append(Signal(request.id, token=True, completed=False))
     keep_live(core)
     count_forwards(step, ready, {})
-    return decode_batch(step, ready)
+    return len(ready) if core.rules.decode_role else decode_batch(step, ready)
 
 
 def end_complete(core: Core, step: Pass) -> list[Request]:
@@ -57,7 +57,7 @@ def keep_live(core: Core) -> None:
 def decode_batch(step: Pass, ready: list[Request]) -> int:
     """How many of the requests that emit are decoding: one that emits its first token right behind its prefill is not.
 
-    The choice follows the newer release (vLLM specification 3.6).
+    The choice follows the newer release (vLLM specification 3.6); a decode worker leaves nobody out.
     """
     work = step.report.work
     return sum(
