@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from model.paged.core import PREEMPTED, Core, Request
+from model.paged.pool import Copy
 from model.paged.rules import PagedRules, cdiv
 
 
@@ -30,16 +31,8 @@ class Cost:
 NOTHING_CACHED = Cost(0, 0)
 
 
-def look_up(core: Core, request: Request) -> Cost:
-    """The reusable prefix of a request (3.3).
-
-    A request that still needs logits recomputes at least its last token, hence its last whole block when everything is
-    cached; with speculation one more block is left out. Only blocks that are used count as active: the specification counts
-    those left out too, while an older one that is used may have to be revived, so admission could run short and preempt.
-    """
-    rules = core.rules
-    if not rules.caching:
-        return NOTHING_CACHED
+def cached_run(core: Core, request: Request) -> list[Copy]:
+    """The cached blocks at the head of a request, as far as they go without a gap."""
     index = core.pool.index
     found = []
     for identity in request.chain[: request.identified]:
@@ -47,6 +40,25 @@ def look_up(core: Core, request: Request) -> Cost:
         if copies is None:
             break
         found.append(copies[0])
+    return found
+
+
+def look_up(core: Core, request: Request) -> Cost:
+    """The reusable prefix of a request (3.3); ``cost_of`` tells how much of what is cached is used."""
+    rules = core.rules
+    if not rules.caching:
+        return NOTHING_CACHED
+    return cost_of(core, request, cached_run(core, request))
+
+
+def cost_of(core: Core, request: Request, found: list[Copy]) -> Cost:
+    """What ``found``, the cached blocks at the head of a request, save it.
+
+    A request that still needs logits recomputes at least its last token, hence its last whole block when everything is
+    cached; with speculation one more block is left out. Only blocks that are used count as active: the specification counts
+    those left out too, while an older one that is used may have to be revived, so admission could run short and preempt.
+    """
+    rules = core.rules
     if not found:
         return NOTHING_CACHED
     size = rules.block_size

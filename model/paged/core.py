@@ -92,6 +92,10 @@ class Core:
         self.now: Nanoseconds = 0
         self.preemptions = 0
 
+    def leave_queue(self, request: Request) -> None:
+        """Take a request that waits out of its queue."""
+        self.waiting.remove(request)
+
     def drop(self, request: Request) -> None:
         """Forget a request and give its blocks back. The caller takes it out of its queue."""
         del self.requests[request.id]

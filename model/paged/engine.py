@@ -84,8 +84,7 @@ class PagedEngine(Engine):
         core, rules = self.core, self.rules
         report.is_pass = True
         step = Pass(rules, report, action.accepted)
-        running_phase(core, step)
-        waiting_phase(core, step)
+        self._schedule(step)
         decoding = emit_bursts(core, step) if rules.speculative else emit(core, step)
         for id_ in step.rejected:
             report.signals.append(Signal(id_, token=False, completed=True, rejected=True))
@@ -97,6 +96,10 @@ class PagedEngine(Engine):
         if decoding and not rules.prefill_role:
             core.now += rules.decode_ns + rules.decode_request_ns * decoding
         report.end_ns = core.now
+
+    def _schedule(self, step: Pass) -> None:
+        running_phase(self.core, step)
+        waiting_phase(self.core, step)
 
     @property
     def busy(self) -> bool:

@@ -58,7 +58,7 @@ def waiting_phase(core: Core, step: Pass) -> None:
 
 def reject(core: Core, step: Pass, head: Request) -> None:
     """Refuse the head of the queue; it is told after all other signals of the pass."""
-    core.waiting.popleft()
+    core.leave_queue(head)
     core.drop(head)
     step.rejected.append(head.id)
 
@@ -117,7 +117,7 @@ def admit(core: Core, step: Pass, request: Request, reused: int) -> None:
 
     With the defect ``counts-dropped-hits`` it may have preempted others, which then wait in front of it.
     """
-    core.waiting.remove(request)
+    core.leave_queue(request)
     core.running.append(request)
     request.status = RUNNING
     step.report.admissions.append(Admission(request.id, reused, first=request.cached_tokens is None))
@@ -128,14 +128,15 @@ def admit(core: Core, step: Pass, request: Request, reused: int) -> None:
 def allocate(core: Core, step: Pass, request: Request, target: int, cached: int) -> Outcome:
     """Blocks for the tokens up to ``target``, preempting running requests until they can be had.
 
-    The first ``cached`` tokens are blocks found in the cache. A victim that was already scheduled in this pass gives its
-    budget back.
+    The first ``cached`` tokens are blocks found in the cache; a request whose prefix was loaded from host memory holds them
+    already. A victim that was already scheduled in this pass gives its budget back.
     """
     rules, pool = core.rules, core.pool
-    hits = cached // rules.block_size
-    fresh = cdiv(target, rules.block_size) - len(request.blocks) - hits
+    held = len(request.blocks)
+    found_until = max(cached // rules.block_size, held)
+    fresh = cdiv(target, rules.block_size) - found_until
     while True:
-        found = [pool.index[identity][0] for identity in request.chain[:hits]]
+        found = [pool.index[identity][0] for identity in request.chain[held:found_until]]
         removed = pool.reserve(found, fresh)
         if removed is not None:
             break
