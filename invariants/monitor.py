@@ -23,6 +23,7 @@ class Monitor:
         engine: the engine it drives.
         violations: everything that broke so far, in order.
         reports: what each action did, in order; only when asked to keep them.
+        applied: how many actions were applied.
     """
 
     def __init__(self, engine: Engine, *, keep_reports: bool = False, only: Iterable[str] | None = None) -> None:
@@ -35,7 +36,7 @@ class Monitor:
         self._suites = [Suite.of(config, engine.observes, self._only) for config in engine.configs()]
         self.progress = ProgressMonitor(engine)
         self._before = list(engine.views())
-        self._actions = 0
+        self.applied = 0
 
     def apply(self, action: Action) -> StepReport:
         """Carry out ``action`` and judge it.
@@ -47,7 +48,7 @@ class Monitor:
         if isinstance(action, Submit):
             self.progress.submitted(action.request.id, engine.servable(action.request))
         report = engine.apply(action)
-        self._actions += 1
+        self.applied += 1
         after = list(engine.views())
         for worker, suite in enumerate(self._suites):
             self._note(suite.judge_state(after[worker]))
@@ -62,7 +63,7 @@ class Monitor:
         return report
 
     def _note(self, found: Iterable[Violation]) -> None:
-        self.violations.extend(evolve(violation, at=self._actions) for violation in found)
+        self.violations.extend(evolve(violation, at=self.applied) for violation in found)
 
     @property
     def exercised(self) -> Counter[str]:

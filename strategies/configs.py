@@ -1,0 +1,64 @@
+"""Hypothesis strategies for engine configurations.
+
+Small geometries on purpose: faults of a scheduler show where a few blocks are short. Every choice is ordered so that what
+Hypothesis shrinks towards is what a person would call simpler: fewer and smaller blocks, limits not set, features off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hypothesis import strategies as st
+
+from model.config import EngineConfig, Speculation
+
+CAPACITY_TOKENS = 24
+"""Geometries hold at most about this many tokens."""
+
+
+def _limits(most: int) -> st.SearchStrategy[int | None]:
+    return st.none() | st.integers(1, most)
+
+
+@st.composite
+def paged_options(draw: st.DrawFn, *, speculation: bool | None = None) -> dict[str, Any]:
+    """Options of a ``vllm`` engine; with ``speculation`` True or False that is fixed."""
+    block_size = draw(st.integers(1, 4))
+    drafts = st.integers(1, 3).map(lambda count: Speculation(count))
+    chosen = {True: drafts, False: st.none(), None: st.none() | drafts}[speculation]
+    return {
+        "block_size": block_size,
+        "num_blocks": draw(st.integers(1, max(1, CAPACITY_TOKENS // block_size // 2))),
+        "prefix_caching": draw(st.booleans()),
+        "speculation": draw(chosen),
+        "max_num_batched_tokens": draw(_limits(16)),
+        "max_num_seqs": draw(_limits(3)),
+        "chunked_prefill": not draw(st.booleans()),
+        "preemption": draw(st.sampled_from(("lifo", "fifo"))),
+        "max_model_len": draw(st.none() | st.integers(2, CAPACITY_TOKENS)),
+        "kv_events": not draw(st.booleans()),
+    }
+
+
+OPTIONS: dict[str, Callable[..., st.SearchStrategy[dict[str, Any]]]] = {"vllm": paged_options}
+"""Per scheduler: a strategy for its options, taking ``speculation``."""
+
+
+def engine_configs(
+    scheduler: str, *, defects: Iterable[str] = (), speculation: bool | None = None, **fixed: Any
+) -> st.SearchStrategy[EngineConfig]:
+    """Configurations of a scheduler.
+
+    Args:
+        scheduler: one of ``OPTIONS``.
+        defects: ids switched on in all of them.
+        speculation: True or False to have it always or never.
+        fixed: options that are not to be drawn.
+    """
+    names = frozenset(defects)
+
+    def build(options: dict[str, Any]) -> EngineConfig:
+        return EngineConfig(scheduler=scheduler, defects=names, **{**options, **fixed})
+
+    return OPTIONS[scheduler](speculation=speculation).map(build)
