@@ -245,9 +245,12 @@ def test_what_a_limit_on_states_keeps_is_a_prefix_of_the_whole(limit: int) -> No
     assert max(part.targets, default=0) < len(part) <= limit
 
 
-def test_a_violation_beyond_a_limit_on_states_is_not_reported() -> None:
-    assert explore(Counter(problem_at=150), limits=Limits(states=100)).verdict is Verdict.UNKNOWN
-    assert explore(Counter(problem_at=50), limits=Limits(states=100)).verdict is Verdict.VIOLATED
+@pytest.mark.parametrize(("limit", "verdict"), [(500, Verdict.UNKNOWN), (501, Verdict.VIOLATED)])
+def test_a_violation_counts_only_if_the_limit_on_states_let_its_state_be_expanded(limit: int, verdict: Verdict) -> None:
+    # 0 leads to 300 states, each of which leads to one more: expanding state 200 adds state number 500.
+    edges = {0: [(0, state) for state in range(1, 301)], **{state: [(0, 300 + state)] for state in range(1, 301)}}
+    system = Table(edges, initial=[0], problems_at={200: [Problem("p", "m")]})
+    assert explore(system, limits=Limits(states=limit)).verdict is verdict
 
 
 def test_a_violation_within_a_limit_is_a_violation_though_the_search_is_incomplete() -> None:
