@@ -62,7 +62,7 @@ class TransferDone:
 
 
 @frozen
-class Interruption:
+class InterruptionDue:
     """A request is withdrawn or fails from outside, ``number`` in the list of those planned; an addition of ours."""
 
     number: int
@@ -98,7 +98,7 @@ class Scaling:
         return ()
 
 
-Event = PassDone | WorkerReady | TransferDone | Interruption | Telemetry | Scaling
+Event = PassDone | WorkerReady | TransferDone | InterruptionDue | Telemetry | Scaling
 TICKS = (Telemetry, Scaling)
 
 
