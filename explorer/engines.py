@@ -228,6 +228,7 @@ class EngineSystem:
             return f"cancel {action.id}"
         if isinstance(action, Advance):
             return "advance to the next deadline"
+        assert isinstance(action, Step)
         chosen = ", ".join(f"{id_} accepts {count}" for id_, count in action.accepted.items() if count)
         return f"pass ({chosen})" if chosen else "pass"
 

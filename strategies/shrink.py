@@ -160,7 +160,7 @@ def _smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
             candidates.append(value - 1)
         for candidate in candidates:
             try:
-                yield evolve(config, **{name: candidate})
+                yield evolve(config, **{name: candidate})  # type: ignore[arg-type]
             except BadInput:
                 continue
 
