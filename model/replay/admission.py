@@ -22,6 +22,7 @@ class Arrival:
     Attributes:
         uid: names it from now on.
         name: its id.
+        authored: the id comes from the trace and orders the report.
         prompt: its tokens.
         output_tokens: the most it may produce.
         output_token_ids: the authored output.
@@ -37,6 +38,7 @@ class Arrival:
     output_tokens: int
     output_token_ids: tuple[int, ...] | None
     arrival_ms: float
+    authored: bool = False
     session: int | None = None
     turn_index: int | None = None
     session_id: str | None = None
@@ -65,11 +67,19 @@ class Admission(ABC):
 class DriverAdmission(Admission):
     """Turns of a driver, which enforces the cap itself."""
 
-    def __init__(self, driver: Driver, *, shows_sessions: bool, shows_turns: bool) -> None:
-        """A source over ``driver``; ``shows_sessions``, ``shows_turns``: the report names session and turn."""
+    def __init__(self, driver: Driver, *, shows_sessions: bool, shows_turns: bool, authored_ids: bool = False) -> None:
+        """A source over ``driver``.
+
+        Args:
+            driver: what to hand out.
+            shows_sessions: the report names the session.
+            shows_turns: the report names the turn.
+            authored_ids: the report goes by the ids of the trace.
+        """
         self.driver: Driver = driver
         self._shows_sessions = shows_sessions
         self._shows_turns = shows_turns
+        self._authored_ids = authored_ids
 
     def release(self, now: float, in_flight: int) -> list[Arrival]:
         """All that is ready."""
@@ -84,6 +94,7 @@ class DriverAdmission(Admission):
             output_tokens=turn.max_output_tokens,
             output_token_ids=turn.output_token_ids,
             arrival_ms=now if dispatch.arrival_ms is None else dispatch.arrival_ms,
+            authored=self._authored_ids,
             session=dispatch.session,
             turn_index=dispatch.turn_index,
             session_id=self.driver.sessions[dispatch.session].session_id if self._shows_sessions else None,
@@ -133,6 +144,7 @@ class FlatAdmission(Admission):
                     output_tokens=request.output_tokens,
                     output_token_ids=request.output_token_ids,
                     arrival_ms=now if self._cap is not None or request.arrival_ms is None else request.arrival_ms,
+                    authored=True,
                     session_id=request.session_id,
                     turn_number=request.turn_index,
                     rank=request.dp_rank,

@@ -29,6 +29,7 @@ class RequestRecord:
         uid, name: how the run names it.
         session_id, turn_index: None where the trace leaves them out.
         worker: where it was placed.
+        authored: rows are ordered by name first.
         input_length, requested_output_length: tokens.
         arrival_ms: as recorded by the mode.
         admissions: times and reused tokens.
@@ -46,6 +47,7 @@ class RequestRecord:
     input_length: int
     requested_output_length: int
     arrival_ms: float
+    authored: bool = False
     admissions: list[tuple[float, int]] = field(factory=list)
     times: list[float] | None = field(factory=list)
     first_token_ms: float | None = None

@@ -331,6 +331,7 @@ class Loop:
             input_length=arrival.prompt.length,
             requested_output_length=arrival.output_tokens,
             arrival_ms=arrival.arrival_ms,
+            authored=arrival.authored,
         )
         assert record.times is not None
         self.live[arrival.name] = _Live(arrival, spec, record, record.times)
@@ -400,7 +401,7 @@ class Loop:
         collector.accepted(*sample)
         for work in report.work.values():
             if work.prompt_tokens:
-                collector.committed_prefill_tokens += work.prompt_tokens
+                collector.committed_prefill_tokens += work.total
         history = driver if driver is not None and driver.accumulates else None
         terminals: list[tuple[int, str]] = []
         observed: list[Ended] = []

@@ -54,7 +54,7 @@ class ReplayResult:
         stopped: why it was not: ``time-cap``, ``pass-limit``, ``interrupted``, ``dead-end`` or ``livelock``.
         message: what a stuck run was stuck at.
         report: the summary, with the keys of the replay specification, section 6; also ``accept_length`` and how requests ended.
-        rows: one object per ended request, by arrival.
+        rows: one object per ended request: by id where the trace gives ids (plays, flat requests), else by arrival.
         arrivals: recorded arrival in ms by request, in order.
         costs: ghost counts by name.
         timeline: samples over the run.
@@ -190,7 +190,12 @@ def _set_up(workload: Workload, config: ReplayConfig, engine: EngineConfig) -> _
         policy = TracePolicy(starts) if config.concurrency is None else ConcurrencyPolicy(config.concurrency)
     driver = Driver(trace, policy, engine_block_size=engine.block_size, defects=defects)
     multi_turn = config.concurrency is not None or trace.multi_turn
-    admission = DriverAdmission(driver, shows_sessions=multi_turn or plays is not None, shows_turns=multi_turn and plays is None)
+    admission = DriverAdmission(
+        driver,
+        shows_sessions=multi_turn or plays is not None,
+        shows_turns=multi_turn and plays is None,
+        authored_ids=plays is not None,
+    )
     starts = [session.first_arrival_timestamp_ms for session in trace.sessions]
     span = max((start for start in starts if start is not None), default=0.0) if config.concurrency is None else 0.0
     return _Setup(admission, config.workers, config.max_sim_time_ms, config.sla, span, plays)
@@ -285,7 +290,7 @@ def _result(loop: Loop, setup: _Setup, config: ReplayConfig, stopped: str | None
     report["preemptions"] = loop.preemptions
     report |= {f"{status}_count": count for status, count in collector.counts().items()}
     ended = [record for record in collector.records if record.status is not None]
-    ordered = sorted(ended, key=lambda record: (record.arrival_ms, record.uid))
+    ordered = sorted(ended, key=lambda record: (record.name if record.authored else "", record.arrival_ms, record.uid))
     return ReplayResult(
         complete=stopped is None,
         stopped=stopped,
