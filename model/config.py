@@ -231,7 +231,8 @@ def _timing(value: object) -> Timing:
 
 
 def _resolve_for(value: object, config: Any) -> frozenset[str]:
-    return defects.resolve(value, config.scheduler)
+    # Converters come before validators: an unknown scheduler is refused by its own check, not for its defects.
+    return defects.resolve(value, config.scheduler) if config.scheduler in SCHEDULERS else frozenset()
 
 
 _resolved_defects: Any = attrs.Converter(_resolve_for, takes_self=True)

@@ -9,6 +9,7 @@ the newest specified upstream still does; a set stands for those of its members 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 
 from attrs import field, frozen
 
@@ -47,6 +48,10 @@ class Defect:
 
 
 CATALOGUE: dict[str, Defect] = {}
+"""The defects declared so far; ``complete`` makes it all of them."""
+
+ROOMS = ("paged", "replay")
+"""The subpackages of the model that declare defects, each in its module ``defects``."""
 
 
 def declare(*defects: Defect) -> None:
@@ -57,9 +62,16 @@ def declare(*defects: Defect) -> None:
         CATALOGUE[defect.id] = defect
 
 
+def complete() -> dict[str, Defect]:
+    """The whole catalogue, whichever rooms of the model were imported before."""
+    for room in ROOMS:
+        import_module(f"model.{room}.defects")
+    return CATALOGUE
+
+
 def known_ids() -> tuple[str, ...]:
     """Every id and ``id:variant`` that can be switched on, sorted."""
-    return tuple(sorted(name for defect in CATALOGUE.values() for name in defect.ids()))
+    return tuple(sorted(name for defect in complete().values() for name in defect.ids()))
 
 
 def named_set(name: str, scheduler: str) -> frozenset[str]:
@@ -71,7 +83,7 @@ def named_set(name: str, scheduler: str) -> frozenset[str]:
     if name not in ("seed", "upstream"):
         raise KeyError(name)
     chosen = set()
-    for defect in CATALOGUE.values():
+    for defect in complete().values():
         member = getattr(defect, name)
         if member and scheduler in defect.schedulers:
             chosen.add(f"{defect.id}:{member}" if isinstance(member, str) else defect.id)
@@ -92,10 +104,11 @@ def resolve(names: object, scheduler: str, path: str = "defects") -> frozenset[s
     if not isinstance(names, Iterable) or isinstance(names, Mapping):
         raise BadInput(path, shown(names), 'a list of defect ids, or "seed" or "upstream"')
     chosen: dict[str, str] = {}
+    catalogue = complete()
     for number, name in enumerate(names):
         where = f"{path}[{number}]"
         plain = name.partition(":")[0] if isinstance(name, str) else ""
-        defect = CATALOGUE.get(plain)
+        defect = catalogue.get(plain)
         if defect is None or name not in defect.ids():
             raise BadInput(where, shown(name), ", ".join(known_ids()))
         if scheduler not in defect.schedulers:
