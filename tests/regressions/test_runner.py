@@ -116,7 +116,7 @@ def test_a_violation_is_numbered_by_the_action_that_broke_it() -> None:
 
 
 def test_a_drain_ends_at_the_first_lasso_and_so_does_the_run() -> None:
-    actions = [*ONE_REQUEST, {"drain": 50}, {"submit": "late", "prompt": [1], "output": 1}, {"drain": 50}]
+    actions: list[dict[str, Any]] = [*ONE_REQUEST, {"drain": 50}, {"submit": "late", "prompt": [1], "output": 1}, {"drain": 50}]
     result = run(actions, speculation={"draft_tokens": 1}, defects=[FINDING_9])
     assert result.to_json()["lasso"] == {"kind": "preemption-cycle", "stem": 2, "cycle": 1}
     assert [moment.number for moment in result.moments] == [1, 2, 3]
@@ -129,7 +129,7 @@ def test_passes_asked_for_one_by_one_end_at_the_first_lasso_too() -> None:
 
 
 def test_the_violation_of_a_step_does_not_end_the_run() -> None:
-    actions = [
+    actions: list[dict[str, Any]] = [
         {"submit": "p", "prompt": [["A", 8]], "output": 1},
         {"submit": "q", "prompt": [["B", 8]], "output": 1},
         {"drain": 9},
@@ -164,7 +164,7 @@ def test_a_drain_of_an_idle_engine_does_nothing() -> None:
 
 
 def test_final_tells_of_every_request_ever_submitted() -> None:
-    actions = [
+    actions: list[dict[str, Any]] = [
         {"submit": "done", "prompt": [["S", 9]], "output": 2},
         {"submit": "hit", "prompt": [["S", 9]], "output": 1},
         {"submit": "long", "prompt": [["L", 40]], "output": 1},
@@ -187,7 +187,7 @@ def test_final_tells_of_every_request_ever_submitted() -> None:
 
 
 def test_final_counts_what_a_burst_computes_and_who_was_preempted() -> None:
-    actions = [
+    actions: list[dict[str, Any]] = [
         {"submit": "p", "prompt": [["A", 8]], "output": 1},
         {"submit": "q", "prompt": [["B", 4]], "output": 2},
         {"drain": 9},
@@ -201,7 +201,7 @@ def test_final_counts_what_a_burst_computes_and_who_was_preempted() -> None:
 
 
 def test_the_report_tells_arrivals_passes_and_the_accept_length() -> None:
-    actions = [
+    actions: list[dict[str, Any]] = [
         {"submit": "a", "prompt": [1], "output": 7},
         {"step": 1, "accepted": {"a": 0}},
         {"advance": 2.5},
