@@ -77,34 +77,35 @@ def schedule(core: Core, step: Pass, request: Request, admitted_at: Cost | None 
     if not request.computed:
         cached = (admitted_at or look_up(core, request)).cached
     before = request.computed + cached
-    length = request.length
-    prompt_before = min(before, request.prompt)
-    prompt_left = request.prompt - prompt_before
-    if prompt_left > step.budget and not rules.chunked:
+    prompt = request.prompt
+    length = prompt + request.generated
+    prompt_before = before if before < prompt else prompt
+    budget = step.budget
+    if prompt - prompt_before > budget and not rules.chunked:
         return Outcome.BLOCKED
-    take = min(length - before, step.budget)
+    take = length - before
+    if take > budget:
+        take = budget
     if not take and before < length:
         return Outcome.BLOCKED
     target = before + take
+    size = rules.block_size
     if target > request.allocated:
-        outcome = allocate(core, step, request, target, cached)
-        if outcome is not Outcome.SCHEDULED:
-            return outcome
+        if cached or target > len(request.blocks) * size:
+            outcome = allocate(core, step, request, target, cached)
+            if outcome is not Outcome.SCHEDULED:
+                return outcome
+        else:
+            # Its last block has room: the usual case of a decode, in which nothing else can happen.
+            request.allocated = target
     request.computed = target
-    finalize(core, step.report, request, before, target)
+    if before // size != target // size:
+        finalize(core, step.report, request, before, target)
+    prompt_tokens = (target if target < prompt else prompt) - prompt_before
     record(
         step,
         core,
-        Work(
-            id=request.id,
-            total=take,
-            prompt_tokens=min(target, request.prompt) - prompt_before,
-            prefix_tokens=prompt_before,
-            terminal=request.complete,
-            prompt=request.prompt,
-            length=length,
-            generated=request.generated,
-        ),
+        Work(request.id, take, prompt_tokens, prompt_before, request.complete, prompt, length, request.generated),
     )
     step.budget -= take
     if admitted_at is not None:
