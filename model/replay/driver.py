@@ -284,6 +284,8 @@ class Driver:
 
     def pop_ready(self, now: float, limit: int | None = None) -> list[Dispatch]:
         """Hand out turns that are ready at ``now`` (equal times included), in order of ready time, session, turn."""
+        if not self._heap or self._heap[0][0] > now:
+            return []
         room = self.policy.room(len(self.in_flight))
         if limit is None or (room is not None and room < limit):
             limit = room

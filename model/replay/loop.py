@@ -16,6 +16,7 @@ stages, deadlines inside engines.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import attrs
@@ -257,16 +258,21 @@ class Loop:
 
     def drain(self) -> None:
         """Let everything happen that happens now."""
-        changed = True
-        while changed:
-            changed = self.complete_passes()
-            changed |= self.interrupt()
-            changed |= self.arrive()
-            changed |= self.start_passes()
-            if self.events.due(self.now, Telemetry) and self._take_tick():
-                self._sample_telemetry(popped=True)
-            if self.events.due(self.now, Scaling) and self._take_tick():
-                self._close_window()
+        events, now = self.events, self.now
+        again = True
+        while again:
+            if events.next_time == now:
+                self.complete_passes()
+                self.interrupt()
+            self.arrive()
+            # Only a pass that ended where it started, or an event that is still due, gives another round something to do.
+            again = self.start_passes()
+            if events.next_time == now:
+                if events.due(now, Telemetry) and self._take_tick():
+                    self._sample_telemetry(popped=True)
+                if events.due(now, Scaling) and self._take_tick():
+                    self._close_window()
+                again = again or events.next_time == now
         if self.timeline.due(self.now):
             self.timeline.add(self._point())
         if self._observer is not None:
@@ -274,40 +280,33 @@ class Loop:
 
     # The steps
 
-    def complete_passes(self) -> bool:
+    def complete_passes(self) -> None:
         """Let out the outputs of all passes that end now."""
-        ended = False
         while self.events.due(self.now, PassDone):
             event = self.events.pop()
             assert isinstance(event, PassDone)
             self._end_pass(event.worker)
-            ended = True
-        return ended
 
-    def interrupt(self) -> bool:
+    def interrupt(self) -> None:
         """Take away the requests that are withdrawn or lost now."""
-        interrupted = False
         while self.events.due(self.now, InterruptionDue):
             event = self.events.pop()
             assert isinstance(event, InterruptionDue)
             self._interrupt(self._interruptions[event.number])
-            interrupted = True
-        return interrupted
 
-    def arrive(self) -> bool:
+    def arrive(self) -> None:
         """Place what arrives now."""
-        arrivals = self.admission.release(self.now, len(self.live))
-        for arrival in arrivals:
+        for arrival in self.admission.release(self.now, len(self.live)):
             self._arrive(arrival)
-        return bool(arrivals)
 
     def start_passes(self) -> bool:
-        """Start a pass on every idle worker with work, in order; one of no length ends at once."""
+        """Start a pass on every idle worker with work, in order; True when one had no length, and so has ended already."""
         if not self._startable:
             return False
+        ended = False
         for number in sorted(self._startable):
-            self._start_pass(number)
-        return True
+            ended |= self._start_pass(number)
+        return ended
 
     def _apply(self, number: int, action: Action) -> StepReport:
         engine = self.workers[number].engine
@@ -357,7 +356,7 @@ class Loop:
         if self.workers[number].report is None:
             self._startable.add(number)
 
-    def _start_pass(self, number: int) -> None:
+    def _start_pass(self, number: int) -> bool:
         worker = self.workers[number]
         report = self._apply(number, _STEP)
         self.passes += 1
@@ -373,7 +372,8 @@ class Loop:
         if self._observer is not None:
             self._observer(PassStarted(self.now, number, end))
         worker.report = report
-        if end > self.now:
+        lasts = end > self.now
+        if lasts:
             self._startable.discard(number)
             self.events.push(end, PassDone(number, self.passes))
             worker.retries = 0
@@ -388,6 +388,7 @@ class Loop:
             self._progress(Progress(self.now, len(self.collector.records), self.ended, self.tokens, self.passes))
         if self.limits.max_passes is not None and self.passes >= self.limits.max_passes:
             raise Cut("pass-limit")
+        return not lasts
 
     def _end_pass(self, number: int) -> None:
         """Outputs of a pass, in the order of the specification (5.5)."""
@@ -400,6 +401,7 @@ class Loop:
         self.accept.add(sample)
         collector.accepted(*sample)
         for work in report.work.values():
+            # What was generated before a preemption and is computed again behind the prompt counts with it.
             if work.prompt_tokens:
                 collector.committed_prefill_tokens += work.total
         history = driver if driver is not None and driver.accumulates else None
@@ -486,14 +488,18 @@ class Loop:
         self.ticks_fired += 1
         assert self.ticks.telemetry_ms is not None
         if not self.done():
-            self.events.push(self.now + self.ticks.telemetry_ms, Telemetry())
+            self.events.push(self._later(self.ticks.telemetry_ms), Telemetry())
 
     def _close_window(self) -> None:
         self.windows.append(self.collector.drain_window(self.now))
         self.ticks_fired += 1
         assert self.ticks.window_ms is not None
         if not self.done():
-            self.events.push(self.now + self.ticks.window_ms, Scaling())
+            self.events.push(self._later(self.ticks.window_ms), Scaling())
+
+    def _later(self, by_ms: float) -> float:
+        """A time after now, even when the interval is lost to rounding."""
+        return max(self.now + by_ms, math.nextafter(self.now, math.inf))
 
     # What it shows
 

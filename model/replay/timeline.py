@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import frozen
 
-LIMIT = 512
+LIMIT = 256
 """Most samples kept. When they are reached every second one is dropped, and the interval doubles."""
 
 
