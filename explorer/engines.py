@@ -83,48 +83,55 @@ class EngineSystem:
         self._advance_code = 2 * len(requests)
         self._step_code = self._advance_code + 1
         self._numbers = {request.id: number for number, request in enumerate(self.requests)}
+        self._submits = [Submit(request) for request in self.requests]
+        self._cancels = [Cancel(request.id) for request in self.requests]
+        self._all_arrived = (1 << len(self.requests)) - 1
 
     def initial_states(self) -> Iterable[bytes]:
         """The idle engine with nothing arrived."""
         return (bytes(self._bytes) + self.engine.freeze(),)
 
-    def _split(self, state: bytes) -> tuple[int, Engine]:
-        return int.from_bytes(state[: self._bytes], "little"), self.engine.thaw(state[self._bytes :])
-
-    def _join(self, mask: int, engine: Engine) -> bytes:
-        return mask.to_bytes(self._bytes, "little") + engine.freeze()
+    def _thawed(self, state: bytes) -> Engine:
+        return self.engine.thaw(state[self._bytes :])
 
     def successors(self, state: bytes) -> list[tuple[int, bytes]]:
         """All edges out of a state, each judged."""
         head = state[: self._bytes]
         frozen = state[self._bytes :]
         mask = int.from_bytes(head, "little")
-        source = self.engine.thaw(frozen)
+        thaw = self.engine.thaw
+        source = thaw(frozen)
         before = source.views()
         edges: list[tuple[int, bytes]] = []
-        for number, request in enumerate(self.requests):
-            if mask >> number & 1:
-                continue
-            alike = self._first_alike[number]
-            if alike is not None and not mask >> alike & 1:
-                continue
-            self._edge(edges, frozen, before, number, Submit(request), mask | 1 << number)
-        live = [id_ for view in before for id_ in view.requests]
+        if mask != self._all_arrived:
+            for number, submit in enumerate(self._submits):
+                alike = self._first_alike[number]
+                if mask >> number & 1 or (alike is not None and not mask >> alike & 1):
+                    continue
+                arrived = (mask | 1 << number).to_bytes(self._bytes, "little")
+                self._edge(edges, thaw(frozen), before, number, submit, arrived)
+        live: list[str] = []
+        due = False
+        for view in before:
+            live += view.requests
+            due = due or view.next_deadline_ns is not None
         if self.cancel:
             for id_ in live:
-                self._edge(edges, frozen, before, self._cancel_code + self._numbers[id_], Cancel(id_), mask)
+                number = self._numbers[id_]
+                self._edge(edges, thaw(frozen), before, self._cancel_code + number, self._cancels[number], head)
         if live:
-            self._passes(edges, frozen, before, source, mask)
-        if any(view.next_deadline_ns is not None for view in before):
-            self._edge(edges, frozen, before, self._advance_code, Advance(), mask)
+            self._passes(edges, frozen, before, source, head)
+        if due:
+            self._edge(edges, thaw(frozen), before, self._advance_code, Advance(), head)
         return edges
 
     def _passes(
-        self, edges: list[tuple[int, bytes]], frozen: bytes, before: Sequence[EngineView], source: Engine, mask: int
+        self, edges: list[tuple[int, bytes]], frozen: bytes, before: Sequence[EngineView], source: Engine, head: bytes
     ) -> None:
+        """The passes out of a state. ``source`` is used up by the first; every other edge has a copy of its own."""
         choosers = source.speculating()
         greedy = dict.fromkeys(choosers, self._base - 1)
-        report = self._edge(edges, frozen, before, self._code(greedy), Step(greedy), mask)
+        report = self._edge(edges, source, before, self._code(greedy), Step(greedy), head)
         if not choosers or report is None:
             return
         emitted = report.emitted
@@ -133,7 +140,7 @@ class EngineSystem:
             accepted = dict(zip(free, choice, strict=True))
             if all(count == emitted[id_] - 1 for id_, count in accepted.items()):
                 continue
-            self._edge(edges, frozen, before, self._code(accepted), Step(accepted), mask)
+            self._edge(edges, self.engine.thaw(frozen), before, self._code(accepted), Step(accepted), head)
 
     def _code(self, accepted: dict[str, int]) -> int:
         code = 0
@@ -144,14 +151,13 @@ class EngineSystem:
     def _edge(
         self,
         edges: list[tuple[int, bytes]],
-        frozen: bytes,
+        engine: Engine,
         before: Sequence[EngineView],
         code: int,
         action: Action,
-        mask: int,
+        head: bytes,
     ) -> StepReport | None:
-        """Apply ``action`` to a fresh copy of the state, judge it, and append the edge."""
-        engine = self.engine.thaw(frozen)
+        """Apply ``action`` to ``engine``, a copy of the state, judge it, and append the edge."""
         try:
             report = engine.apply(action)
         except BadInput:
@@ -162,18 +168,25 @@ class EngineSystem:
             problems += suite.judge_state(after[worker])
             if worker == report.worker:
                 problems += suite.judge_step(Transition(suite.config, before[worker], report, after[worker]))
-        for id_ in report.rejected:
-            if self.servable.get(id_):
-                problems.append(Violation("servable-finishes", f"{id_} can be served here and was refused"))
-        for id_ in report.finished:
-            if self.servable.get(id_) is False:
-                problems.append(Violation("unservable-refused", f"{id_} finished, though it cannot be served here"))
+        if report.signals:
+            problems += self._judge_endings(report)
         progress = report.made_progress or not isinstance(action, Step | Advance)
         label = 2 * code + progress
         for violation in problems:
             self.problems.append(Problem(violation.invariant, violation.message, label, len(edges)))
-        edges.append((label, self._join(mask, engine)))
+        edges.append((label, head + engine.freeze()))
         return report
+
+    def _judge_endings(self, report: StepReport) -> list[Violation]:
+        """Refusals of requests that can be served, and completions of those that cannot."""
+        found = []
+        for id_ in report.rejected:
+            if self.servable.get(id_):
+                found.append(Violation("servable-finishes", f"{id_} can be served here and was refused"))
+        for id_ in report.finished:
+            if self.servable.get(id_) is False:
+                found.append(Violation("unservable-refused", f"{id_} finished, though it cannot be served here"))
+        return found
 
     def is_progress(self, label: int) -> bool:
         """Input from outside, a token, a completion or a refusal."""
@@ -188,11 +201,11 @@ class EngineSystem:
 
     def is_goal(self, state: bytes) -> bool:
         """No live request, and nothing due."""
-        return not self._split(state)[1].busy
+        return not self._thawed(state).busy
 
     def drain(self, state: bytes) -> tuple[int, bytes] | None:
         """A pass that accepts what the configuration says, or the next deadline when a pass does nothing."""
-        mask, engine = self._split(state)
+        engine = self._thawed(state)
         if not engine.busy:
             return None
         report = engine.apply(Step())
@@ -200,15 +213,15 @@ class EngineSystem:
         if not report.had_effect and any(view.next_deadline_ns is not None for view in engine.views(blocks=False)):
             report = engine.apply(Advance())
             code = self._advance_code
-        return 2 * code + report.made_progress, self._join(mask, engine)
+        return 2 * code + report.made_progress, state[: self._bytes] + engine.freeze()
 
     def action(self, label: int) -> Action:
         """The action that a label stands for."""
         code = label // 2
         if code < self._cancel_code:
-            return Submit(self.requests[code])
+            return self._submits[code]
         if code < self._advance_code:
-            return Cancel(self.requests[code - self._cancel_code].id)
+            return self._cancels[code - self._cancel_code]
         if code == self._advance_code:
             return Advance()
         accepted = {}
@@ -234,7 +247,7 @@ class EngineSystem:
 
     def judge(self, lasso: Lasso[bytes]) -> tuple[LassoShape, list[Violation]]:
         """What a lasso amounts to: its kind, and the violations, by going round it once more."""
-        engine = self._split(lasso.entry)[1]
+        engine = self._thawed(lasso.entry)
         cycle = [self.action(label) for label, _ in lasso.cycle] or [Step()]
         turns = [Turn.of(engine.apply(action)) for action in cycle]
         views = engine.views(blocks=False)

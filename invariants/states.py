@@ -57,12 +57,16 @@ def refcount_exact(view: EngineView, config: EngineConfig) -> Found:
     for request in view.requests.values():
         for number in request.blocks:
             holders[number] += 1
-    for blocks in view.extra.get("held_blocks", {}).values():
-        for number in blocks:
-            holders[number] += 1
-    for blocks in view.extra.get("pinned_blocks", {}).values():
-        for number in blocks:
-            pins[number] += 1
+    if view.extra:
+        for blocks in view.extra.get("held_blocks", {}).values():
+            for number in blocks:
+                holders[number] += 1
+        for blocks in view.extra.get("pinned_blocks", {}).values():
+            for number in blocks:
+                pins[number] += 1
+    # Whole lists first: a check of every state, and nearly always right.
+    if [block.refs for block in table] == holders and [block.pins for block in table] == pins:
+        return True
     for number, block in enumerate(table):
         if block.refs != holders[number]:
             return f"block {number} counts {block.refs} references, {holders[number]} requests hold it"
@@ -83,23 +87,30 @@ def single_owner(view: EngineView, config: EngineConfig) -> Found:
     if not table:
         return None
     evictable = 0
+    identities = set()
     for number, block in enumerate(table):
-        if not block.identity:
+        identity = block.identity
+        if not identity:
             if block.evictable:
                 return f"block {number} is private and evictable"
             if block.refs + block.pins != 1:
                 return f"block {number} is private and has {block.refs} holders and {block.pins} reservations"
             continue
-        if block.evictable != (not block.refs and not block.pins):
-            state = "evictable" if block.evictable else "not evictable"
-            return f"cached block {number} is {state} with {block.refs} references and {block.pins} pins"
-        evictable += block.evictable
+        identities.add(identity)
+        held = block.refs or block.pins
+        if block.evictable:
+            if held:
+                return f"cached block {number} is evictable with {block.refs} references and {block.pins} pins"
+            evictable += 1
+        elif not held:
+            return f"cached block {number} is not evictable with {block.refs} references and {block.pins} pins"
     if evictable != view.pool.inactive:
         return f"{evictable} blocks are evictable, {view.pool.inactive} count as inactive"
-    if view.cached is not None and view.cached != {block.identity for block in table if block.identity}:
+    if view.cached is not None and view.cached != identities:
         return "the identities that a lookup finds are not those of the cached blocks"
     for request in view.requests.values():
-        if len(set(request.blocks)) != len(request.blocks):
+        blocks = request.blocks
+        if len(blocks) > 1 and len(set(blocks)) != len(blocks):
             return f"{request.id} holds a block twice"
     return True
 
@@ -117,23 +128,25 @@ def paged_request_shape(view: EngineView, config: EngineConfig) -> Found:
     if not view.requests:
         return None
     counted = view.blocks is not None
+    size = config.block_size
     for request in view.requests.values():
         length = request.prompt + request.generated
-        if request.computed > length or request.allocated > length:
-            return f"{request.id} has {length} tokens, but {request.computed} computed and room for {request.allocated}"
-        held = blocks_for(request.allocated, config)
+        computed, allocated = request.computed, request.allocated
+        if computed > length or allocated > length:
+            return f"{request.id} has {length} tokens, but {computed} computed and room for {allocated}"
+        held = -(-allocated // size)
         if counted and len(request.blocks) != held:
-            return f"{request.id} holds {len(request.blocks)} blocks for {request.allocated} tokens, not {held}"
+            return f"{request.id} holds {len(request.blocks)} blocks for {allocated} tokens, not {held}"
         if request.status == RUNNING:
-            if request.computed > request.allocated:
-                return f"{request.id} has computed {request.computed} tokens in room for {request.allocated}"
-            if held > blocks_for(max(length - 1, 1), config):
+            if computed > allocated:
+                return f"{request.id} has computed {computed} tokens in room for {allocated}"
+            if held > -(-(length - 1) // size) and held > 1:
                 return (
                     f"{request.id} holds {held} blocks, though only {length - 1} of its {length} tokens are computed: "
                     "the last one dangles"
                 )
-        elif request.status != PARKED and (request.computed or request.allocated) and not _prebuilt(request.id, view):
-            return f"{request.id} is {request.status}, with {request.computed} computed tokens and room for {request.allocated}"
+        elif (computed or allocated) and request.status != PARKED and not _prebuilt(request.id, view):
+            return f"{request.id} is {request.status}, with {computed} computed tokens and room for {allocated}"
     return True
 
 
@@ -149,20 +162,23 @@ def _prebuilt(id_: str, view: EngineView) -> bool:
 )
 def queue_membership(view: EngineView, config: EngineConfig) -> Found:
     """Queues against requests."""
+    requests = view.requests
     queued = view.waiting + view.running
-    if not queued and not view.requests:
+    if not queued and not requests:
         return None
-    if len(set(queued)) != len(queued):
+    if len(queued) > 1 and len(set(queued)) != len(queued):
         return f"a request is queued twice: waiting {list(view.waiting)}, running {list(view.running)}"
     for id_ in view.running:
-        if id_ not in view.requests or view.requests[id_].status != RUNNING:
+        if id_ not in requests or requests[id_].status != RUNNING:
             return f"{id_} is in the running queue and is not a running request"
     for id_ in view.waiting:
-        if id_ not in view.requests or view.requests[id_].status in (RUNNING, PARKED):
+        if id_ not in requests or requests[id_].status in (RUNNING, PARKED):
             return f"{id_} is in the waiting queue and is not a waiting request"
-    for request in view.requests.values():
-        if request.status != PARKED and request.id not in queued:
-            return f"{request.id} is {request.status} and in no queue"
+    if len(requests) > len(queued):
+        # Everybody who is queued is live and queued once, so somebody is not queued.
+        for request in requests.values():
+            if request.status != PARKED and request.id not in queued:
+                return f"{request.id} is {request.status} and in no queue"
     return True
 
 
