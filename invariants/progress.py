@@ -205,8 +205,12 @@ class ProgressMonitor:
         self.exercised["no-livelock"] += 1
         self._since.append(report)
         due = any(view.next_deadline_ns is not None for view in engine.views(blocks=False))
-        if report.is_pass and not report.had_effect and not due:
-            return self._close([report], self._actions - 1)
+        if not report.is_pass:
+            # Time alone makes no cycle: there is a pass on each.
+            return []
+        if not report.had_effect:
+            # A pass that finds nothing to do, while something is due, says no more than that it is time to advance.
+            return [] if due else self._close([report], self._actions - 1)
         state = engine.freeze()
         first = self._seen.setdefault(state, self._actions)
         if first != self._actions:

@@ -17,7 +17,7 @@ NO_BLOCK = 0
 class Registry:
     """Requests by number, and chained block identities by number, both in order of first appearance."""
 
-    __slots__ = ("_identities", "_numbers", "_tails", "block_size", "chains", "specs")
+    __slots__ = ("_identities", "_numbers", "_parents", "_tails", "block_size", "chains", "specs")
 
     def __init__(self, block_size: int) -> None:
         """An empty registry for blocks of ``block_size`` tokens."""
@@ -25,6 +25,7 @@ class Registry:
         self.specs: list[RequestSpec] = []
         self._numbers: dict[RequestSpec, int] = {}
         self._identities: dict[tuple[int, Content], int] = {}
+        self._parents = [NO_BLOCK]
         self.chains: list[list[int]] = []
         """Per request: the identities of its leading full blocks, as far as they have been asked for."""
         self._tails: list[Content] = []
@@ -59,7 +60,12 @@ class Registry:
         found = self._identities.get(key)
         if found is None:
             found = self._identities[key] = len(self._identities) + 1
+            self._parents.append(parent)
         return found
+
+    def parent(self, identity: int) -> int:
+        """The identity of the block before the one with ``identity``; 0 for none."""
+        return self._parents[identity]
 
     def chain(self, number: int, blocks: int) -> list[int]:
         """The identities of at least the first ``blocks`` full blocks of a request, generated ones included.

@@ -1,0 +1,34 @@
+"""The defects of the host and disk tiers."""
+
+from __future__ import annotations
+
+from model.defects import Defect, declare
+
+declare(
+    Defect(
+        id="restore-thrash",
+        summary=(
+            "A waiting request whose prefix is on disk promotes it block by block, and each promotion may evict another block of "
+            "the same prefix. When the prefix is larger than host memory its blocks evict each other for ever: the request is "
+            "never admitted, and no GPU block and no token is ever used. Two requests whose prefixes fit do it to each other."
+        ),
+        source="finding 10 (aisimulate #285); offload specification 5.6, 6",
+        schedulers=("vllm",),
+        caught_by=("no-livelock", "bounded-restores"),
+        correction=(
+            "promote the head of the recoverable prefix that host memory can hold, whole or not at all, and keep it from other "
+            "promotions until it is used"
+        ),
+        variants={
+            "bounded-rounds": (
+                "as upstream mended it: a request gives up on the disk after 1,024 rounds of promotion without any work on its "
+                "worker in between"
+            ),
+            "whole-prefix-only": (
+                "as the report proposes: nothing is promoted while the whole recoverable prefix exceeds host memory"
+            ),
+        },
+        seed=True,
+        upstream="bounded-rounds",
+    ),
+)
