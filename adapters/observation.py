@@ -10,6 +10,7 @@ from __future__ import annotations
 from attrs import field, frozen
 
 from model.actions import Nanoseconds
+from model.paged.metrics import ForwardMetrics
 
 OK = "ok"
 """Every request ended."""
@@ -31,41 +32,10 @@ STATUSES = (FINISHED, REJECTED, UNFINISHED)
 
 @frozen
 class PassRecord:
-    """One forward pass, in the sums that simulators report (vLLM specification 3.11, SGLang specification 2.6).
-
-    Attributes:
-        end_ns: when it ended.
-        duration_ns: how long it took.
-        prefill_requests: requests of which prompt tokens were computed.
-        prefill_tokens: tokens computed for these, recomputed generated ones included.
-        prefill_kv_tokens: tokens of their prompts that were there before.
-        prefill_length_variance: population variance of their prompt lengths.
-        decode_requests: the other scheduled requests that were not complete.
-        decode_kv_tokens: sum of their sequence lengths.
-        decode_kv_variance: population variance of these.
-        queued_prefill_requests: waiting requests that never ran.
-        queued_prefill_tokens: sum of their prompt lengths.
-        queued_prefill_variance: population variance of these.
-        queued_decode_requests: waiting requests that were preempted.
-        queued_decode_tokens: sum of their sequence lengths.
-        queued_decode_variance: population variance of these.
-    """
+    """One forward pass: when it ended, and its sums."""
 
     end_ns: Nanoseconds
-    duration_ns: Nanoseconds
-    prefill_requests: int
-    prefill_tokens: int
-    prefill_kv_tokens: int
-    prefill_length_variance: float
-    decode_requests: int
-    decode_kv_tokens: int
-    decode_kv_variance: float
-    queued_prefill_requests: int
-    queued_prefill_tokens: int
-    queued_prefill_variance: float
-    queued_decode_requests: int
-    queued_decode_tokens: int
-    queued_decode_variance: float
+    metrics: ForwardMetrics
 
 
 @frozen

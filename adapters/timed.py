@@ -2,8 +2,11 @@
 
 The driver (replay specification 5.3, vLLM specification 3.11, SGLang specification 2.6): arrivals with a time not after the
 end of a pass join before the next pass, after what the pass completed; an idle engine starts at an arrival. The whole
-state change of a pass happens at its start; admissions carry that start, and tokens, completions and records its end. After
-a pass that did nothing in no time the engine is not started again before the next arrival.
+state change of a pass happens at its start; admissions carry that start, and tokens, completions and records its end.
+
+A pass that did nothing in no time ends differently. A paged engine is not started again before the next arrival. SGLang's is
+run again at once as long as its state changes (the new-token ratio falls); when it no longer does, the replay fails on the spot,
+arrivals still to come or not, or with requests running goes round for ever.
 
 Counters are shown as they stood when a pass ended or a request arrived, whichever was later; at an arrival during a pass
 they hold that pass already.
@@ -13,8 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from adapters.metrics import pass_metrics
 from adapters.observation import (
     BOUNDED,
     FINISHED,
@@ -33,14 +37,15 @@ from adapters.observation import (
 from adapters.workload import Workload
 from model.actions import Advance, Nanoseconds, Step, Submit
 from model.engine import Engine
-from model.events import StepReport, Work
-from model.views import PREEMPTED, EngineView
+from model.events import StepReport
+from model.paged.metrics import ForwardMetrics
+from model.views import EngineView
 
 SAME_INSTANT_FREE = 8
 """Passes at one instant before a recurring state is looked for; one that recurs at one instant recurs for ever."""
 
 Duration = Callable[[StepReport], Nanoseconds]
-Accepted = Callable[[StepReport, PassRecord], tuple[int, int]]
+Accepted = Callable[[StepReport, ForwardMetrics], tuple[int, int]]
 
 
 def own_duration(report: StepReport) -> Nanoseconds:
@@ -48,7 +53,7 @@ def own_duration(report: StepReport) -> Nanoseconds:
     return report.end_ns - report.start_ns
 
 
-def own_accepted(report: StepReport, record: PassRecord) -> tuple[int, int]:
+def own_accepted(report: StepReport, metrics: ForwardMetrics) -> tuple[int, int]:
     """Accepted tokens and decode forwards as the engine counted them."""
     return report.accept_tokens, report.accept_forwards
 
@@ -71,7 +76,8 @@ def run_timed(
         accepted: what a pass says about accepted tokens, where a release counts otherwise.
 
     Returns:
-        The observation. *Hang* means that a state recurs at one instant: ``cap_ns`` is that instant then.
+        The observation. Where the run ends for good before ``cap_ns``, its ``cap_ns`` is that instant: *hang* when a state
+        recurs there for ever, *stuck* with SGLang when the replay fails there.
     """
     run = _Run(engine, workload, duration, accepted)
     return run.to(cap_ns)
@@ -115,7 +121,14 @@ class _Run:
         self.accepted = accepted
         self.arrivals = list(workload.requests)
         self.next_arrival = 0
+        self.retries = engine.config.scheduler == "sglang"
         self.now: Nanoseconds = 0
+        self.idle = False
+        """Not to be started before the next arrival."""
+        self.at_instant = 0
+        """Passes that ended at this instant without a lapse of time."""
+        self.states: set[bytes] = set()
+        """States behind passes at this instant, as far as they were looked at."""
         self.preemptions = 0
         self.fates = {timed.id: _Fate(timed.arrival_ns) for timed in workload.requests}
         self.passes: list[PassRecord] = []
@@ -123,50 +136,60 @@ class _Run:
         self.accepts: list[AcceptSample] = []
 
     def to(self, cap_ns: Nanoseconds) -> Observation:
-        outcome = OK
-        stalled = False
-        at_instant = 0
-        recurring: set[bytes] = set()
+        """Run up to ``cap_ns``."""
+        outcome = self._follow(cap_ns)
+        ended = outcome == HANG or (outcome == STUCK and self.retries)
+        return self._observation(outcome, self.now if ended else cap_ns)
+
+    def _follow(self, cap_ns: Nanoseconds) -> str:
         while True:
             if self._arrive(self.now):
-                stalled = False
-                recurring.clear()
-            if self.engine.busy and not stalled:
-                start = self.now
-                report = self.engine.apply(Step())
-                end = start + self.duration(report)
-                if end > cap_ns:
-                    outcome = BOUNDED
-                    # Requests still arrive while the cut-off pass is under way, and are seen to.
-                    self._arrive(cap_ns)
-                    break
-                if end == start:
-                    stalled = not report.had_effect
-                    at_instant += 1
-                    if at_instant > SAME_INSTANT_FREE and not stalled:
-                        state = self.engine.freeze()
-                        if state in recurring:
-                            return self._observation(HANG, self.now)
-                        recurring.add(state)
-                else:
-                    at_instant = 0
-                    recurring.clear()
-                if not stalled:
-                    self._end(start, end, report)
-                self.now = end
+                self.idle = False
+                self.states.clear()
+            if self.engine.busy and not self.idle:
+                outcome = self._pass(cap_ns)
+                if outcome is not None:
+                    return outcome
                 continue
             if self.next_arrival == len(self.arrivals):
-                break
+                return STUCK if self.engine.busy else OK
             arrival = self.arrivals[self.next_arrival].arrival_ns
             if arrival > cap_ns:
-                outcome = BOUNDED
-                break
+                return BOUNDED
             self.engine.apply(Advance(arrival - self.now))
-            self.now = arrival
-            at_instant = 0
-        if outcome == OK and any(fate.status == UNFINISHED for fate in self.fates.values()):
-            outcome = STUCK
-        return self._observation(outcome, cap_ns)
+            self._move(arrival)
+
+    def _pass(self, cap_ns: Nanoseconds) -> str | None:
+        """One pass; the outcome when it is the last."""
+        start = self.now
+        before = self.engine.view(blocks=False)
+        report = self.engine.apply(Step())
+        end = start + self.duration(report)
+        if end > cap_ns:
+            # Requests still arrive while the pass that is cut off is under way, and are counted.
+            self._arrive(cap_ns)
+            return BOUNDED
+        # SGLang's decode pass is recorded also when nobody could grow.
+        if report.had_effect or (self.retries and before.running):
+            self._end(before, report, start, end)
+        elif not self.retries:
+            self.idle = True
+        if end != start:
+            self._move(end)
+            return None
+        self.at_instant += 1
+        if self.idle or (report.had_effect and self.at_instant <= SAME_INSTANT_FREE):
+            return None
+        state = self.engine.freeze()
+        if state in self.states:
+            return HANG if before.running or report.had_effect else STUCK
+        self.states.add(state)
+        return None
+
+    def _move(self, to_ns: Nanoseconds) -> None:
+        self.now = to_ns
+        self.at_instant = 0
+        self.states.clear()
 
     def _observation(self, outcome: str, cap_ns: Nanoseconds) -> Observation:
         return Observation(
@@ -192,12 +215,12 @@ class _Run:
             came = True
         return came
 
-    def _end(self, start: Nanoseconds, end: Nanoseconds, report: StepReport) -> None:
+    def _end(self, before: EngineView, report: StepReport, start: Nanoseconds, end: Nanoseconds) -> None:
         """Enter a pass, and what arrives before it ends."""
         view = self.engine.view(blocks=False)
-        record = pass_record(report, view, end_ns=end, duration_ns=end - start)
-        self.passes.append(record)
-        self._accept(end, *self.accepted(report, record))
+        metrics = evolve(pass_metrics(self.engine.config, before, report, view), wall_time_ns=end - start)
+        self.passes.append(PassRecord(end, metrics))
+        self._accept(end, *self.accepted(report, metrics))
         for admission in report.admissions:
             again = bool(self.fates[admission.id].admissions)
             self.fates[admission.id].admissions.append(AdmissionRecord(start, admission.reused, again))
@@ -226,9 +249,7 @@ class _Run:
 
     def _sample(self, at_ns: Nanoseconds, view: EngineView) -> None:
         pool = view.pool
-        sample = PoolSample(
-            at_ns, pool.active, pool.inactive, pool.total, len(view.running), len(view.waiting), self.preemptions
-        )
+        sample = PoolSample(at_ns, pool.active, pool.inactive, pool.total, len(view.running), len(view.waiting), self.preemptions)
         if self.samples and self.samples[-1].at_ns == at_ns:
             self.samples.pop()
         last = self.samples[-1] if self.samples else None
@@ -255,48 +276,3 @@ def last_of_each_instant(passes: Iterable[PassRecord]) -> list[PassRecord]:
             seen.pop()
         seen.append(record)
     return seen
-
-
-def pass_record(report: StepReport, after: EngineView, *, end_ns: Nanoseconds, duration_ns: Nanoseconds) -> PassRecord:
-    """The sums of a pass of a paged engine (vLLM specification 3.11).
-
-    Args:
-        report: of the pass; its records hold the values of the time of scheduling.
-        after: the engine behind the pass, for the queue.
-        end_ns: when it ended.
-        duration_ns: how long it took.
-    """
-    prefill = [work for work in report.work.values() if work.prompt_tokens]
-    decode = [work.length for work in report.work.values() if _decodes(work)]
-    waiting = [after.requests[id_] for id_ in after.waiting]
-    fresh = [request.prompt for request in waiting if request.status != PREEMPTED]
-    preempted = [request.length for request in waiting if request.status == PREEMPTED]
-    return PassRecord(
-        end_ns=end_ns,
-        duration_ns=duration_ns,
-        prefill_requests=len(prefill),
-        prefill_tokens=sum(work.total for work in prefill),
-        prefill_kv_tokens=sum(work.prefix_tokens for work in prefill),
-        prefill_length_variance=variance([work.prompt for work in prefill]),
-        decode_requests=len(decode),
-        decode_kv_tokens=sum(decode),
-        decode_kv_variance=variance(decode),
-        queued_prefill_requests=len(fresh),
-        queued_prefill_tokens=sum(fresh),
-        queued_prefill_variance=variance(fresh),
-        queued_decode_requests=len(preempted),
-        queued_decode_tokens=sum(preempted),
-        queued_decode_variance=variance(preempted),
-    )
-
-
-def _decodes(work: Work) -> bool:
-    return not work.prompt_tokens and not work.terminal
-
-
-def variance(values: list[int]) -> float:
-    """Population variance; 0 for no values."""
-    if not values:
-        return 0.0
-    mean = sum(values) / len(values)
-    return sum((value - mean) ** 2 for value in values) / len(values)

@@ -7,7 +7,7 @@ its arrival, admissions with reuse, token times, tokens, end and status. The fir
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import isclose
 from typing import Any
 
@@ -23,6 +23,7 @@ from model.actions import Nanoseconds
 from model.build import build_engine
 from model.config import NANOSECONDS_PER_MS, EngineConfig, Timing, nanoseconds
 from model.events import StepReport
+from model.paged.metrics import ForwardMetrics
 
 CAP_NS = 600 * NANOSECONDS_PER_MS
 TOLERANCE = 1e-9
@@ -79,9 +80,9 @@ def observe_model(config: EngineConfig, workload: Workload, release: Release, ca
         prefills = any(work.prompt_tokens for work in report.work.values())
         return (prefill if prefills else 0) + (decode if report.emitted else 0)
 
-    def accepted(report: StepReport, record: PassRecord) -> tuple[int, int]:
+    def accepted(report: StepReport, metrics: ForwardMetrics) -> tuple[int, int]:
         tokens = sum(report.emitted.values())
-        return (tokens, record.decode_requests) if tokens and record.decode_requests else (0, 0)
+        return (tokens, metrics.num_decode_requests) if tokens and metrics.num_decode_requests else (0, 0)
 
     return run_timed(engine, workload, cap_ns=cap_ns, duration=duration, accepted=accepted)
 
@@ -91,7 +92,8 @@ def compare(
 ) -> Difference | None:
     """The first difference between our model and the engine; None when they agree on everything that is shown.
 
-    Where the model predicts that the engine loops at one instant for ever, both are compared up to that instant.
+    Where the model predicts that the engine loops at one instant for ever, or that its replay fails there, both are compared
+    up to that instant (and the failing is).
 
     Args:
         workload: what arrives.
@@ -120,18 +122,23 @@ def compare_observed(
 ) -> Comparison:
     """``compare``, with what it compared."""
     ours = observe_model(config, workload, wheel.release, cap_ns)
-    if ours.outcome == HANG:
-        cap_ns = ours.cap_ns - 1
-        if cap_ns < 0:
-            return Comparison(ours, None, None)
-        ours = observe_model(config, workload, wheel.release, cap_ns)
-    theirs = wheel.run(config, workload, cap_ns=cap_ns, counters=counters)
-    return Comparison(ours, theirs, difference(ours, theirs, config, workload))
+    if ours.cap_ns == cap_ns:
+        theirs = wheel.run(config, workload, cap_ns=cap_ns, counters=counters)
+        return Comparison(ours, theirs, difference(ours, theirs, config, workload))
+    if ours.outcome == STUCK:
+        theirs = wheel.run(config, workload, cap_ns=ours.cap_ns, record=False)
+        if theirs.outcome != STUCK:
+            return Comparison(ours, theirs, difference(ours, theirs, config, workload))
+    before_ns = ours.cap_ns - 1
+    if before_ns < 0:
+        return Comparison(ours, None, None)
+    compared = compare_observed(workload, config, wheel, cap_ns=before_ns, counters=counters)
+    return Comparison(ours, compared.theirs, compared.difference)
 
 
 def difference(ours: Observation, theirs: Observation, config: EngineConfig, workload: Workload) -> Difference | None:
     """The earliest disagreement of two observations, or None."""
-    found = list(_differences(ours, theirs))
+    found = list(_differences(ours, theirs, config.scheduler))
     if not found:
         return None
     what, at, mine, other = min(found, key=lambda entry: entry[1])
@@ -143,7 +150,7 @@ Found = tuple[str, Nanoseconds, Any, Any]
 Samples = tuple[PoolSample, ...] | None
 
 
-def _differences(ours: Observation, theirs: Observation) -> Iterator[Found]:
+def _differences(ours: Observation, theirs: Observation, scheduler: str) -> Iterator[Found]:
     last = ours.cap_ns
     if ours.outcome != theirs.outcome:
         yield "outcome", last, ours.outcome, f"{theirs.outcome} {theirs.detail}"
@@ -155,35 +162,50 @@ def _differences(ours: Observation, theirs: Observation) -> Iterator[Found]:
                     times = [at for at in (mine.terminal_ns, other.terminal_ns) if at is not None]
                     yield f"{name} of request {mine.id}", min(times, default=last), a, b
     yield from _sequences("pass", ours.passes, theirs.passes)
-    yield from _sequences("counters", *_comparable(ours.samples, theirs.samples))
+    yield from _sequences("counters", *_comparable(ours.samples, theirs.samples, scheduler))
     yield from _sequences("accepted", ours.accepts, theirs.accepts)
 
 
-def _comparable(ours: Samples, theirs: Samples) -> tuple[Samples, Samples]:
+def _comparable(ours: Samples, theirs: Samples, scheduler: str) -> tuple[Samples, Samples]:
     """The counters as they can be compared.
 
-    The engine's first reading counts no preemption, and those of passes of no duration at instant 0 turn up in its
-    second one, whenever that is; where there are any, preemptions are compared at the end alone.
+    With SGLang the engine counts cached pages that nobody holds as active, and no retraction as a preemption. Its first
+    reading counts no preemption at all, and those of passes of no duration at instant 0 turn up in the second one, whenever
+    that is; where there are any, preemptions are compared at the end alone.
     """
-    if not ours or not theirs or not ours[0].preemptions:
+    if not ours or not theirs:
         return ours, theirs
-    return _counted_at_end(ours), _counted_at_end(theirs)
+    if scheduler == "sglang":
+        return _changed(ours, _as_radix), _changed(theirs, _as_radix)
+    if ours[0].preemptions:
+        return _changed(ours, _counting(ours[-1].preemptions)), _changed(theirs, _counting(theirs[-1].preemptions))
+    return ours, theirs
 
 
-def _counted_at_end(samples: tuple[PoolSample, ...]) -> tuple[PoolSample, ...]:
-    changes: list[PoolSample] = []
-    for sample in samples:
-        plain = attrs.evolve(sample, preemptions=samples[-1].preemptions)
-        if not changes or attrs.evolve(changes[-1], at_ns=plain.at_ns) != plain:
-            changes.append(plain)
-    return tuple(changes)
+def _as_radix(sample: PoolSample) -> PoolSample:
+    taken = sample.active_blocks + sample.inactive_blocks
+    return attrs.evolve(sample, active_blocks=taken, inactive_blocks=0, preemptions=0)
+
+
+def _counting(preemptions: int) -> Callable[[PoolSample], PoolSample]:
+    return lambda sample: attrs.evolve(sample, preemptions=preemptions)
+
+
+def _changed(samples: tuple[PoolSample, ...], change: Callable[[PoolSample], PoolSample]) -> tuple[PoolSample, ...]:
+    """The samples after ``change``, those that no longer differ from the one before left out."""
+    kept: list[PoolSample] = []
+    for sample in map(change, samples):
+        if not kept or attrs.evolve(kept[-1], at_ns=sample.at_ns) != sample:
+            kept.append(sample)
+    return tuple(kept)
 
 
 def _sequences(what: str, ours: Any, theirs: Any) -> Iterator[Found]:
     if ours is None or theirs is None:
         return
     for position, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
-        fields = [attribute.name for attribute in attrs.fields(type(mine)) if not _equal(mine, other, attribute.name)]
+        a, b = _figures(mine), _figures(other)
+        fields = [name for name in a if not isclose(a[name], b[name], rel_tol=TOLERANCE, abs_tol=TOLERANCE)]
         if fields:
             at = min(_instant(mine), _instant(other))
             yield f"{', '.join(fields)} of {what} {position}", at, _in_words(mine), _in_words(other)
@@ -195,9 +217,11 @@ def _sequences(what: str, ours: Any, theirs: Any) -> Iterator[Found]:
         yield f"one more {what}", _instant(extra), *sides
 
 
-def _equal(mine: Any, other: Any, name: str) -> bool:
-    a, b = getattr(mine, name), getattr(other, name)
-    return isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+def _figures(entry: Any) -> dict[str, Any]:
+    """The figures of an entry by name; times first."""
+    figures = attrs.asdict(entry)
+    figures.update(figures.pop("metrics", {}))
+    return figures
 
 
 def _instant(entry: Any) -> Nanoseconds:
@@ -207,10 +231,9 @@ def _instant(entry: Any) -> Nanoseconds:
 
 
 def _in_words(entry: Any) -> str:
-    values = attrs.asdict(entry)
-    at = values.pop("end_ns", values.pop("at_ns", 0))
-    shown = {name: value for name, value in values.items() if value}
-    return f"{at / NANOSECONDS_PER_MS:g} ms: " + ", ".join(f"{name} {value:g}" for name, value in shown.items())
+    shown = {name: value for name, value in _figures(entry).items() if value and name not in ("at_ns", "end_ns")}
+    at_ms = _instant(entry) / NANOSECONDS_PER_MS
+    return f"{at_ms:g} ms: " + ", ".join(f"{name} {float(value):g}" for name, value in shown.items())
 
 
 __all__ = ["BOUNDED", "HANG", "INVALID", "OK", "STUCK", "Difference", "compare", "difference", "fixed_times", "observe_model"]

@@ -14,10 +14,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from fractions import Fraction
 from math import gcd
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import attrs
 
 from adapters.dynamo.mapping import engine_argument, milliseconds, trace_text
 from adapters.dynamo.release import Release, identify
@@ -39,10 +42,14 @@ from model import engine as parts
 from model.actions import Nanoseconds
 from model.config import NANOSECONDS_PER_MS, EngineConfig, nanoseconds
 from model.errors import BadInput
+from model.paged.metrics import ForwardMetrics
 
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS_MAX = 60.0
 SAMPLES_MAX = 100_000
+NANOSECONDS_PER_SECOND = 1_000_000_000
+METRICS = tuple(attribute.name for attribute in attrs.fields(ForwardMetrics) if attribute.name != "wall_time_ns")
+"""Figures that the engine reports under the names we use."""
 STATUSES = {"completed": FINISHED, "rejected": REJECTED}
 SHOWN = frozenset({parts.SIGNALS, parts.POOL, parts.PREEMPTIONS})
 """What of ``model.engine.PARTS`` is shown at all, in sums and at the end: no ids within a pass, no block, no event."""
@@ -275,23 +282,9 @@ def _request_record(row: dict[str, Any], id_: str) -> RequestRecord:
 
 
 def _pass_record(at_ms: float, row: dict[str, Any]) -> PassRecord:
-    return PassRecord(
-        end_ns=_ns(at_ms),
-        duration_ns=round(row["wall_time"] * 1e9),
-        prefill_requests=row["num_prefill_requests"],
-        prefill_tokens=row["sum_prefill_tokens"],
-        prefill_kv_tokens=row["sum_prefill_kv_tokens"],
-        prefill_length_variance=row["var_prefill_length"],
-        decode_requests=row["num_decode_requests"],
-        decode_kv_tokens=row["sum_decode_kv_tokens"],
-        decode_kv_variance=row["var_decode_kv_tokens"],
-        queued_prefill_requests=row["num_queued_prefill"],
-        queued_prefill_tokens=row["sum_queued_prefill_tokens"],
-        queued_prefill_variance=row["var_queued_prefill_length"],
-        queued_decode_requests=row["num_queued_decode"],
-        queued_decode_tokens=row["sum_queued_decode_kv_tokens"],
-        queued_decode_variance=row["var_queued_decode_kv_tokens"],
-    )
+    figures: dict[str, Any] = {name: Fraction(row[name]) if name.startswith("var_") else row[name] for name in METRICS}
+    figures["wall_time_ns"] = round(row["wall_time"] * NANOSECONDS_PER_SECOND)
+    return PassRecord(_ns(at_ms), ForwardMetrics(**figures))
 
 
 def _accept_samples(rows: list[tuple[float, float, int]]) -> tuple[AcceptSample, ...]:
