@@ -106,7 +106,7 @@ class Observation:
         source: who was observed, such as ``model`` or ``dynamo 1.6.1``.
         outcome: one of ``OUTCOMES``.
         detail: what the engine said about it, if anything.
-        cap_ns: virtual time up to which the run was followed.
+        cap_ns: virtual time up to which the run was seen: its cap, or where it hung or gave up, what came before that.
         requests: in order of arrival.
         passes: in order of their ends; of several that end at one instant the last alone. None when not recorded.
         samples: where a counter changes. None when not shown.

@@ -166,7 +166,8 @@ class _Run:
         report = self.engine.apply(Step())
         end = start + self.duration(report)
         if end > cap_ns:
-            # Requests still arrive while the pass that is cut off is under way, and are counted.
+            # Requests still arrive while the pass that is cut off is under way, and show the counters behind it.
+            self.preemptions += len(report.preemptions)
             self._arrive(cap_ns)
             return BOUNDED
         # SGLang's decode pass is recorded also when nobody could grow.

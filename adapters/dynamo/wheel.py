@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from fractions import Fraction
-from math import gcd
+from math import gcd, isnan
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,6 +24,7 @@ import attrs
 
 from adapters.dynamo.mapping import engine_argument, milliseconds, trace_text
 from adapters.dynamo.release import Release, identify
+from adapters.dynamo.worker import LAST_TICK, TICK
 from adapters.observation import (
     FINISHED,
     HANG,
@@ -121,27 +122,42 @@ class Wheel:
         """
         if not workload.requests:
             raise BadInput("requests", "none", "at least one")
+        asked = self._request(config, workload, cap_ns)
+        asked["record"] = record
+        asked["sample_ms"] = self._sample_ms(config, workload, cap_ns) if counters else None
+        answer = self._ask(asked)
+        if answer is None:
+            return self._before_hang(asked, workload)
+        if answer["outcome"] == "error":
+            raise EngineError(answer["detail"])
+        return self._observation(answer, workload)
+
+    def _request(self, config: EngineConfig, workload: Workload, cap_ns: Nanoseconds) -> dict[str, Any]:
         timing = config.timing
-        asked: dict[str, Any] = {
+        return {
             "engine": json.dumps(engine_argument(config, self.release)),
             "rows": trace_text(workload),
             "count": len(workload.requests),
             "cap_ms": milliseconds(cap_ns),
-            "record": None,
-        }
-        if record:
-            asked["record"] = {
+            "times": {
                 "prefill_ms": milliseconds(nanoseconds(timing.prefill_ms)),
                 "decode_ms": max(milliseconds(nanoseconds(timing.decode_ms)), self.release.decode_ms_least),
                 "arrivals_ms": [milliseconds(timed.arrival_ns) for timed in workload.requests],
-                "sample_ms": self._sample_ms(config, workload, cap_ns) if counters else None,
-            }
-        answer = self._ask(asked)
-        if answer is None:
-            return Observation(self.release.name, HANG, cap_ns, _unfinished(workload), not_observable=_hidden(False))
-        if answer["outcome"] == "error":
-            raise EngineError(answer["detail"])
-        return self._observation(answer, workload, cap_ns)
+            },
+            "until_killed": False,
+        }
+
+    def _before_hang(self, asked: dict[str, Any], workload: Workload) -> Observation:
+        """A run that hangs, as far as there was anything to see: up to its last tick."""
+        seen_ms: float | None = None
+        if asked["record"]:
+            self._ask({**asked, "until_killed": True})
+            (at,) = TICK.unpack(Path(self._folder.name, LAST_TICK).read_bytes())
+            seen_ms = None if isnan(at) else at
+        answer: dict[str, Any] | None = None
+        if seen_ms is not None:
+            answer = self._ask({**asked, "cap_ms": seen_ms})
+        return self._observation({"requests": (), **(answer or {}), "outcome": HANG, "detail": "", "seen_ms": seen_ms}, workload)
 
     def _sample_ms(self, config: EngineConfig, workload: Workload, cap_ns: Nanoseconds) -> float | None:
         """A sampling interval that meets every instant at which something can happen; None if that were too often."""
@@ -153,10 +169,10 @@ class Wheel:
             return None
         return milliseconds(step)
 
-    def _observation(self, answer: dict[str, Any], workload: Workload, cap_ns: Nanoseconds) -> Observation:
+    def _observation(self, answer: dict[str, Any], workload: Workload) -> Observation:
         if answer["outcome"] == INVALID:
-            return Observation(self.release.name, INVALID, cap_ns, detail=answer["detail"])
-        ended = {int(row["session"]): row for row in answer.get("requests", ())}
+            return Observation(self.release.name, INVALID, 0, detail=answer["detail"])
+        ended = {int(row["session"]): row for row in answer["requests"]}
         records = []
         for position, (timed, blank) in enumerate(zip(workload.requests, _unfinished(workload), strict=True)):
             row = ended.get(position)
@@ -165,7 +181,7 @@ class Wheel:
         return Observation(
             source=self.release.name,
             outcome=answer["outcome"],
-            cap_ns=cap_ns,
+            cap_ns=0 if answer["seen_ms"] is None else _ns(answer["seen_ms"]),
             requests=tuple(records),
             passes=tuple(_pass_record(at, row) for at, row in answer["passes"]) if "passes" in answer else None,
             samples=None if samples is None else tuple(PoolSample(_ns(at), *counts) for at, *counts in samples),

@@ -11,6 +11,9 @@ A run is made up to three times, each about a tenth of a millisecond for a small
 * when a request did not end, again without the sentinel, since only then the engine says whether it is at a dead end;
 * when passes are wanted, again with a tick at every instant at which a pass may end, up to the end of the last request.
 
+When the engine gives up on the spot (SGLang at a dead end) it tells nothing of what was before; a run with ticks shows how
+far it came, and one that is cut off there tells the rest. The last tick is kept in a file too, for whoever kills this process.
+
 The *sentinel* is a session of two turns that arrives after the cap. It keeps the run from being over, so that the
 last pass is shown; and as it has two turns, the replay keeps to sessions, and tells the session of every request. (A file of
 single turns is told without any name, and rows of one arrival time in random order.)
@@ -21,12 +24,17 @@ from __future__ import annotations
 import heapq
 import inspect
 import json
+import mmap
 import os
+import struct
 import sys
 from typing import Any
 
 SENTINEL = "sentinel"
 SENTINEL_AFTER_CAP_MS = 1e6
+LAST_TICK = "last-tick"
+TICK = struct.Struct("d")
+NO_TICK = TICK.pack(float("nan"))
 DEAD_END = ("replay invariant violated", "dead end", "livelock")
 
 Document = dict[str, Any]
@@ -48,12 +56,14 @@ class Recorder:
     sums are the next instants to look at. An observer that looks less often sees only the last pass of those in between.
     """
 
-    def __init__(self, prefill_ms: float, decode_ms: float, arrivals_ms: list[float]) -> None:
-        """For these pass times and at least one arrival."""
-        self.prefill_ms = prefill_ms
-        self.decode_ms = decode_ms
-        self.arrivals = frozenset(arrivals_ms)
-        self.due = sorted(self.arrivals)
+    def __init__(self, times: Document, last_tick: mmap.mmap) -> None:
+        """For the pass times and the arrivals (at least one) in ``times``; every tick is noted in ``last_tick``."""
+        self.prefill_ms = times["prefill_ms"]
+        self.decode_ms = times["decode_ms"]
+        self.arrivals: frozenset[float] = frozenset(times["arrivals_ms"])
+        self.last_tick = last_tick
+        self.last_ms: float | None = None
+        self.due: list[float] = sorted(self.arrivals)
         self.planned = set(self.due)
         self.passes: list[tuple[float, Document]] = []
         self.accepts: list[tuple[float, float, int]] = []
@@ -64,7 +74,8 @@ class Recorder:
 
     def on_tick(self, snapshot: Document) -> Document:
         """Keep the passes and accepted tokens since the last tick, and say when to call again."""
-        now = snapshot["now_ms"]
+        now = self.last_ms = snapshot["now_ms"]
+        self.last_tick[:8] = TICK.pack(now)
         records = snapshot["decode_fpm_snapshots"]
         self.passes += [(now, record) for record in records]
         traffic = snapshot["traffic"]
@@ -115,6 +126,10 @@ class Runner:
         """Trace files go into ``folder``."""
         self.core = core
         self.path = os.path.join(folder, "trace.jsonl")
+        with open(os.path.join(folder, LAST_TICK), "w+b") as out:
+            out.write(NO_TICK)
+            out.flush()
+            self.last_tick = mmap.mmap(out.fileno(), len(NO_TICK))
         self.engine_text: str | None = None
         self.engine: Any = None
 
@@ -155,18 +170,23 @@ class Runner:
             return {"outcome": "invalid", "detail": str(error)}
         rows, cap_ms = asked["rows"], asked["cap_ms"]
         followed = rows + _sentinel(cap_ms)
+        if asked["until_killed"]:
+            return self.record(asked, followed, cap_ms)
         try:
             requests = self.requests(followed, cap_ms)
         except Exception as error:
-            return {"outcome": "stuck" if _is_dead_end(error) else "invalid", "detail": str(error)}
-        answer = {"outcome": "ok", "detail": "", "requests": requests}
+            if not _is_dead_end(error):
+                return {"outcome": "invalid", "detail": str(error)}
+            return {**self.before_dead_end(asked, followed), "outcome": "stuck", "detail": str(error)}
+        answer = {"outcome": "ok", "detail": "", "seen_ms": cap_ms, "requests": requests}
         if len(requests) < asked["count"]:
             answer.update(self.dead_end(rows, cap_ms))
         if asked["record"]:
-            end_ms = cap_ms
-            if answer["outcome"] == "ok":
-                end_ms = max(request["terminal_ms"] for request in requests)
-            answer.update(self.record(asked["record"], followed, end_ms, requests))
+            end_ms = max(request["terminal_ms"] for request in requests) if answer["outcome"] == "ok" else cap_ms
+            recorded = self.record(asked, followed, end_ms)
+            if recorded.pop("requests") != requests:
+                return {"outcome": "error", "detail": "the run differs when it is watched"}
+            answer.update(recorded)
         return answer
 
     def dead_end(self, rows: str, cap_ms: float) -> Document:
@@ -177,18 +197,33 @@ class Runner:
             return {"outcome": "stuck" if _is_dead_end(error) else "error", "detail": str(error)}
         return {"outcome": "bounded"}
 
-    def record(self, asked: Document, rows: str, end_ms: float, requests: list[Document]) -> Document:
-        """The run that gave ``requests`` again, with its passes and counters."""
-        recorder = Recorder(asked["prefill_ms"], asked["decode_ms"], asked["arrivals_ms"])
+    def before_dead_end(self, asked: Document, rows: str) -> Document:
+        """What there was to see up to the last tick before the engine gives up."""
+        recorder = Recorder(asked["times"], self.last_tick)
+        try:
+            self.replay(rows, asked["cap_ms"], scaling_policy=recorder)
+        except Exception:
+            if recorder.last_ms is None:
+                nothing: Document = {"seen_ms": None, "requests": []}
+                return {**nothing, "passes": [], "accepts": [], "samples": None} if asked["record"] else nothing
+        seen_ms = recorder.last_ms
+        assert seen_ms is not None
+        shown: Document = {"seen_ms": seen_ms}
+        if asked["record"]:
+            return {**shown, **self.record(asked, rows, seen_ms)}
+        return {**shown, "requests": self.requests(rows, seen_ms)}
+
+    def record(self, asked: Document, rows: str, end_ms: float) -> Document:
+        """A run up to ``end_ms`` with its passes and counters."""
+        recorder = Recorder(asked["times"], self.last_tick)
         more: Document = {"scaling_policy": recorder}
         samples = None
         if asked["sample_ms"]:
             sampler = Sampler()
             samples = sampler.samples
             more.update(telemetry_callback=sampler, telemetry_sample_interval_ms=asked["sample_ms"])
-        if self.requests(rows, end_ms, **more) != requests:
-            return {"outcome": "error", "detail": "the run differs when it is watched"}
-        return {"passes": recorder.passes, "accepts": recorder.accepts, "samples": samples}
+        requests = self.requests(rows, end_ms, **more)
+        return {"requests": requests, "passes": recorder.passes, "accepts": recorder.accepts, "samples": samples}
 
 
 def _sentinel(cap_ms: float) -> str:
