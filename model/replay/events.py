@@ -63,11 +63,14 @@ class TransferDone:
 
 @frozen
 class InterruptionDue:
-    """A request is withdrawn or fails from outside, ``number`` in the list of those planned; an addition of ours."""
+    """A request is withdrawn or fails from outside, ``number`` in the list of those planned; an addition of ours.
+
+    Idle: while its request lives the cluster is not empty, and afterwards there is nothing to interrupt.
+    """
 
     number: int
     rank = (2, 0)
-    idle = False
+    idle = True
 
     def identity(self) -> tuple[int, ...]:
         """Its position."""
