@@ -127,7 +127,7 @@ def test_a_cached_identity_becomes_visible_once() -> None:
     assert not pool.cache(pool.take(), 7)
 
 
-@settings(deadline=None, derandomize=True, max_examples=300)
+@settings(deadline=None, derandomize=True, max_examples=150)
 @given(total=st.integers(1, 6), data=st.data())
 def test_the_counts_always_add_up_and_only_free_cached_blocks_can_be_evicted(total: int, data: st.DataObject) -> None:
     pool = BlockPool(total)

@@ -147,6 +147,18 @@ def test_emission_may_take_a_request_that_is_not_ready_itself() -> None:
     assert told(report) == ["ready"]
 
 
+def test_after_an_emission_victim_only_those_still_ready_emit() -> None:
+    engine = paged("4/3/8/-", preemption="fifo", speculation=drafts(3))
+    submit_all(engine, {"a": (2, 5), "b": (4, 4), "c": (4, 6)})
+    report = step(engine)
+    assert report.scheduled == {"a": 2, "b": 4, "c": 2}
+    assert report.preemptions == [Preemption("a", None, "emission", needed=2, free=0, requests=("a", "b"))]
+    assert told(report) == ["b"]
+    view = engine.view()
+    assert view.running == ("b", "c")
+    assert (view.requests["c"].computed, view.requests["c"].generated) == (2, 0)
+
+
 def test_every_request_comes_through_a_cache_much_too_small_for_all() -> None:
     for preemption in ("lifo", "fifo"):
         for caching in (False, True):

@@ -209,11 +209,14 @@ def test_the_oldest_evictable_block_goes_first_and_a_deep_one_before_its_parent(
 
 
 def test_without_kv_events_the_cache_works_in_silence() -> None:
-    engine = seeded(8, kv_events=False)
-    submit(engine, "r", text(("A", 12)), 1)
-    report = step(engine)
-    assert [admission.reused for admission in report.admissions] == [8]
-    assert report.events == []
+    engine = caching("4/3/-/-", kv_events=False)
+    submit(engine, "seed", text(("A", 8)), 1)
+    submit(engine, "sharer", text(("A", 12)), 1)
+    submit(engine, "evicts", 12, 1)
+    reports = drain(engine)
+    assert [admission.reused for report in reports for admission in report.admissions] == [0, 8, 0]
+    assert engine.view().cached == frozenset(engine.registry.chains[2])
+    assert [event for report in reports for event in report.events] == []
 
 
 def test_the_events_of_a_busy_cache_mirror_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from model.errors import BadInput
+from model.events import Work
 from tests.paged.driver import drafts, drain, livelocks, paged, preempted, step, steps, submit, submit_all, text, told
 
 # --- the budget -------------------------------------------------------------------------------------------------------
@@ -30,6 +31,16 @@ def test_the_running_phase_ends_where_the_budget_does() -> None:
         {"b": 1, "c": 1},
         {"c": 1},
         {"c": 1},
+    ]
+
+
+def test_the_work_of_a_pass_tells_prompt_and_generated_tokens_apart() -> None:
+    engine = paged("4/16/6/-")
+    submit(engine, "r", 8, 2)
+    assert [step(engine).work["r"] for _ in range(3)] == [
+        Work("r", total=6, prompt_tokens=6, prefix_tokens=0, terminal=False, prompt=8, length=8, generated=0),
+        Work("r", total=2, prompt_tokens=2, prefix_tokens=6, terminal=False, prompt=8, length=8, generated=0),
+        Work("r", total=1, prompt_tokens=0, prefix_tokens=8, terminal=False, prompt=8, length=9, generated=1),
     ]
 
 
