@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from attrs import evolve
+
 from model.case import Case, read_case
 from model.errors import BadInput, shown
 
@@ -39,7 +41,7 @@ def _no_constant(text: str) -> object:
 
 def in_file(error: BadInput, path: Path) -> BadInput:
     """The same error, naming the file it stands in."""
-    return BadInput(f"{path}: {error.path}", error.found, error.allowed)
+    return evolve(error, path=f"{path}: {error.path}" if error.path else str(path))
 
 
 def read_document(path: Path) -> object:
@@ -80,12 +82,16 @@ def load(path: Path, read: Callable[[object], _T]) -> _T:
 
 
 def load_case(path: Path) -> Case:
-    """The case in a file.
+    """The case in a file; a trace that it replays is looked for from where the file is.
 
     Raises:
         BadInput: naming the file and the field.
     """
-    return load(path, read_case)
+    case = load(path, read_case)
+    trace = case.replay.get("file") if case.replay is not None else None
+    if isinstance(trace, str):
+        return evolve(case, replay={**(case.replay or {}), "file": str(path.parent / trace)})
+    return case
 
 
 def json_files(paths: Iterable[Path]) -> list[Path]:

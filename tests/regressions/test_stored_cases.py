@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-import model.paged.defects  # noqa: F401  (declares the defects of the paged scheduler)
 from model.case import Case, read_case
-from model.defects import CATALOGUE
+from model.defects import complete
 from regressions.files import STORED_CASES, json_files, load_case, read_document
 from regressions.runner import CaseResult, run_case
 
 FILES = [str(file.relative_to(STORED_CASES)) for file in json_files([STORED_CASES])]
+
+CATALOGUE = complete()
 
 PAGED_DEFECTS = [id_ for defect in CATALOGUE.values() if "vLLM specification" in defect.source for id_ in defect.ids()]
 
