@@ -16,12 +16,12 @@ from attrs import frozen
 
 from adapters.dynamo.release import Release
 from adapters.dynamo.wheel import Wheel
-from adapters.observation import BOUNDED, HANG, INVALID, OK, STUCK, Observation, PassRecord, PoolSample
+from adapters.observation import STUCK, Observation, PassRecord, PoolSample
 from adapters.timed import own_accepted, own_duration, run_timed
 from adapters.workload import Workload
 from model.actions import Nanoseconds
 from model.build import build_engine
-from model.config import NANOSECONDS_PER_MS, EngineConfig, Timing, nanoseconds
+from model.config import NANOSECONDS_PER_MS, EngineConfig, nanoseconds
 from model.events import StepReport
 from model.paged.metrics import ForwardMetrics
 
@@ -54,17 +54,6 @@ class Difference:
         lines = [*self.before, f"at {self.at_ns / NANOSECONDS_PER_MS:g} ms: {self.what}"]
         lines += [f"  model: {self.ours}", f"  engine: {self.theirs}"]
         return "\n".join(lines)
-
-
-def fixed_times(config: EngineConfig, prefill_ms: float = 10, decode_ms: float = 5) -> EngineConfig:
-    """``config`` with fixed pass times: its own if they are fixed, else those given.
-
-    The engine can be told no others.
-    """
-    timing = config.timing
-    if timing.prefill_ms_per_token or timing.decode_ms_per_request:
-        timing = Timing(prefill_ms=prefill_ms, prefill_ms_per_token=0, decode_ms=decode_ms)
-    return attrs.evolve(config, timing=timing)
 
 
 def observe_model(config: EngineConfig, workload: Workload, release: Release, cap_ns: Nanoseconds = CAP_NS) -> Observation:
@@ -234,6 +223,3 @@ def _in_words(entry: Any) -> str:
     shown = {name: value for name, value in _figures(entry).items() if value and name not in ("at_ns", "end_ns")}
     at_ms = _instant(entry) / NANOSECONDS_PER_MS
     return f"{at_ms:g} ms: " + ", ".join(f"{name} {float(value):g}" for name, value in shown.items())
-
-
-__all__ = ["BOUNDED", "HANG", "INVALID", "OK", "STUCK", "Difference", "compare", "difference", "fixed_times", "observe_model"]

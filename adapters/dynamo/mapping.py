@@ -1,10 +1,5 @@
 """Our configuration and workload in the words of the simulated engine: its configuration, and a Mooncake trace.
 
-The trace has blocks of one token: a hash id is repeated block-size times to make the prompt (replay specification 1.0), so
-with blocks of one token each id is a token, and every token sequence can be written down exactly. Ids are dense
-in order of first use, which the replay would make of them anyway; so a planned output token (which it takes as it is) equals
-a prompt token exactly when ours do.
-
 Only what the engine can be told is mapped; anything else is refused by name, never dropped.
 """
 
@@ -13,13 +8,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from adapters.cases import mooncake_rows
 from adapters.dynamo.release import Release
 from adapters.workload import Workload
 from model.actions import Nanoseconds
 from model.config import NANOSECONDS_PER_MS, EngineConfig
 from model.errors import BadInput, shown
-
-TOKENS_MAX = 1 << 32
 
 
 def milliseconds(nanoseconds: Nanoseconds) -> float:
@@ -77,38 +71,10 @@ def _refuse_inexpressible(config: EngineConfig, release: Release) -> None:
             raise BadInput(f"engine.timing.{name}", shown(getattr(config.timing, name)), f"0 with {release.name}")
 
 
-def trace_rows(workload: Workload) -> list[dict[str, Any]]:
-    """The workload as rows of a Mooncake trace with blocks of one token, one session a request.
+def trace_text(workload: Workload) -> str:
+    """The workload as a Mooncake trace, one session a request.
 
     The session of a request is its position in the workload, so that its own name may be anything.
-
-    Raises:
-        BadInput: for more distinct tokens than the format has.
     """
-    tokens: dict[int, int] = {}
-
-    def interned(token: int) -> int:
-        return tokens.setdefault(token, len(tokens))
-
-    rows = []
-    for position, timed in enumerate(workload.requests):
-        row: dict[str, Any] = {
-            "session_id": str(position),
-            "timestamp": milliseconds(timed.arrival_ns),
-            "input_length": timed.prompt.length,
-            "output_length": timed.output,
-            "hash_ids": [interned(token) for token in timed.prompt.tokens()],
-        }
-        rows.append(row)
-    for row, timed in zip(rows, workload.requests, strict=True):
-        planned = timed.request.output_tokens
-        if planned is not None:
-            row["output_token_ids"] = [interned(token) for token in planned]
-    if len(tokens) > TOKENS_MAX:
-        raise BadInput("requests", f"{len(tokens)} distinct tokens", f"at most {TOKENS_MAX}")
-    return rows
-
-
-def trace_text(workload: Workload) -> str:
-    """The rows of ``trace_rows``, one JSON object a line."""
-    return "".join(json.dumps(row) + "\n" for row in trace_rows(workload))
+    rows = enumerate(mooncake_rows(workload))
+    return "".join(json.dumps({"session_id": str(position), **row}) + "\n" for position, row in rows)
