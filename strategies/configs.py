@@ -41,7 +41,15 @@ def paged_options(draw: st.DrawFn, *, speculation: bool | None = None) -> dict[s
     }
 
 
-OPTIONS: dict[str, Callable[..., st.SearchStrategy[dict[str, Any]]]] = {"vllm": paged_options}
+def guaranteed_options(*, speculation: bool | None = None) -> st.SearchStrategy[dict[str, Any]]:
+    """Options of a ``trtllm`` engine: those of a ``vllm`` one that it knows."""
+    unknown = ("preemption", "max_model_len")
+    return paged_options(speculation=speculation).map(
+        lambda options: {name: value for name, value in options.items() if name not in unknown}
+    )
+
+
+OPTIONS: dict[str, Callable[..., st.SearchStrategy[dict[str, Any]]]] = {"vllm": paged_options, "trtllm": guaranteed_options}
 """Per scheduler: a strategy for its options, taking ``speculation``."""
 
 

@@ -55,15 +55,16 @@ def cost_of(core: Core, request: Request, found: list[Copy]) -> Cost:
     """What ``found``, the cached blocks at the head of a request, save it.
 
     A request that still needs logits recomputes at least its last token, hence its last whole block when everything is
-    cached; with speculation one more block is left out. Only blocks that are used count as active: the specification counts
-    those left out too, while an older one that is used may have to be revived, so admission could run short and preempt.
+    cached; with speculation one more block is left out. TensorRT-LLM's policy leaves nothing out. Only blocks that are used
+    count as active: the specification counts those left out too, while an older one that is used may have to be revived, so
+    admission could run short and preempt.
     """
     rules = core.rules
     if not found:
         return NOTHING_CACHED
     size = rules.block_size
     cached = len(found) * size
-    if not request.complete:
+    if not request.complete and not rules.guaranteed:
         cached = min(cached, (request.length - 1) // size * size)
         if rules.speculative and cached >= size:
             cached -= size
@@ -75,25 +76,41 @@ def cost_of(core: Core, request: Request, found: list[Copy]) -> Cost:
 def can_serve(rules: PagedRules, prompt: int, limit: int) -> bool:
     """Whether a request could finish were it alone: all its tokens but the last fit the cache, and its prompt a pass.
 
+    TensorRT-LLM's policy sets room aside for the last token too.
+
     Args:
         rules: of the engine.
         prompt: prompt length in tokens.
         limit: tokens it may produce; without one, its prompt must fit whole.
     """
-    to_compute = prompt + max(limit - 1, 0)
+    to_compute = prompt + (limit if rules.guaranteed else max(limit - 1, 0))
     return cdiv(to_compute, rules.block_size) <= rules.num_blocks and (rules.chunked or prompt <= rules.budget)
+
+
+def to_completion_blocks(core: Core, request: Request) -> int:
+    """Blocks that hold a request when it has produced all it may."""
+    return cdiv(request.prompt + request.limit, core.rules.block_size)
 
 
 def judge(core: Core, request: Request, cost: Cost) -> Verdict:
     """The admission rule for a fresh request (3.4): its whole known length must fit beside what is held.
 
-    Room for future output is not set aside, and an inactive hit is not discounted, since using it takes room.
+    Room for future output is not set aside, and an inactive hit is not discounted, since using it takes room. TensorRT-LLM's
+    policy wants room for the whole output, beside that of all who run, so that nobody ever has to be preempted.
     """
     rules, pool = core.rules, core.pool
-    known = cdiv(request.length, rules.block_size)
-    if request.status != PREEMPTED and known > rules.num_blocks:
+    wanted = to_completion_blocks(core, request) if rules.guaranteed else cdiv(request.length, rules.block_size)
+    if request.status != PREEMPTED and wanted > rules.num_blocks:
         return Verdict.REJECT
     if not rules.admits_unservable and not can_serve(rules, request.prompt, request.limit):
         return Verdict.REJECT
-    needed = known - cost.active_cached // rules.block_size
-    return Verdict.ADMIT if needed <= rules.num_blocks - pool.active else Verdict.WAIT
+    needed = wanted - cost.active_cached // rules.block_size
+    available = rules.num_blocks - pool.active
+    if rules.guaranteed:
+        available -= still_to_take(core)
+    return Verdict.ADMIT if needed <= available else Verdict.WAIT
+
+
+def still_to_take(core: Core) -> int:
+    """Blocks that the running requests will take before they complete."""
+    return sum(to_completion_blocks(core, request) - len(request.blocks) for request in core.running)

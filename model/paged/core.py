@@ -27,7 +27,7 @@ __all__ = ["PREEMPTED", "RUNNING", "WAITING", "Core", "Pass", "Request"]
 class Request:
     """A live request (vLLM specification 2.1).
 
-    ``limit`` is the most it may produce: ``output`` cut by the cap on model length. ``identified`` counts the leading
+    ``limit`` is the most it may produce: ``output`` cut by ``PagedRules.output_limit``. ``identified`` counts the leading
     blocks whose identity is known: the full ones of the prompt from the start, a generated one once it was computed.
     """
 
@@ -55,7 +55,7 @@ class Request:
         self.chain = chain
         self.prompt = spec.prompt.length
         self.output = spec.output
-        self.limit = min(spec.output, max(rules.max_length - self.prompt, 0))
+        self.limit = rules.output_limit(self.prompt, spec.output)
         self.generated = 0
         self.computed = 0
         self.allocated = 0

@@ -13,7 +13,7 @@ declare(
             "preempts itself in every pass and never finishes."
         ),
         source="finding 9 (aisimulate #285); vLLM specification 5",
-        schedulers=("vllm",),
+        schedulers=("vllm", "trtllm"),
         caught_by=("no-livelock", "no-needless-preemption", "request-shape"),
         correction="reserve for, and allocate, the tokens of a burst but its last (vLLM specification 5.3)",
         variants={
@@ -30,7 +30,7 @@ declare(
             "token budget while chunked prefill is off. It is never refused and never finishes, and those behind it starve."
         ),
         source="specified behaviour, found by exploration (vLLM specification 3.4, 5.2)",
-        schedulers=("vllm",),
+        schedulers=("vllm", "trtllm"),
         caught_by=("unservable-refused", "no-livelock", "no-stall"),
         correction="refuse, at the head of the queue, a request that could not finish even alone",
         upstream=True,

@@ -1,4 +1,4 @@
-"""The paged engine: vLLM's policy over a block pool, behind the engine interface.
+"""The paged engine: vLLM's or TensorRT-LLM's policy over a block pool, behind the engine interface.
 
 A pass (vLLM specification 3) is: the running phase, the waiting phase, emission, refusals, the end time. Its phases are
 functions of this package, each to be read beside the specification: ``scheduling``, ``admission``, ``emission``,
@@ -6,6 +6,8 @@ functions of this package, each to be read beside the specification: ``schedulin
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 from model import engine as parts
 from model.actions import Action, Advance, Cancel, Step, Submit
@@ -28,7 +30,7 @@ from model.views import BlockView, EngineView, PoolView, RequestView
 
 
 class PagedEngine(Engine):
-    """One aggregated worker with vLLM's scheduling policy."""
+    """One worker with vLLM's or TensorRT-LLM's scheduling policy."""
 
     observes = frozenset(parts.PARTS) - {parts.TREE}
 
@@ -113,10 +115,10 @@ class PagedEngine(Engine):
         return tuple(request.id for request in self.core.requests.values() if request.limit - request.generated > 1)
 
     def servable(self, request: RequestSpec) -> bool:
-        """Its prompt is below the model length, its tokens but the last fit, and so does its prompt in a pass."""
+        """Its prompt is below the model length, and could finish alone (``can_serve``)."""
         rules = self.rules
         prompt = request.prompt.length
-        limit = min(request.output, max(rules.max_length - prompt, 0))
+        limit = rules.output_limit(prompt, request.output)
         return prompt < rules.max_length and can_serve(rules, prompt, limit)
 
     def freeze(self) -> bytes:
@@ -128,6 +130,10 @@ class PagedEngine(Engine):
         other = PagedEngine.__new__(PagedEngine)
         other._adopt(self.rules, self.registry, thaw(self.rules, self.registry, state))
         return other
+
+    def _pinned(self) -> Mapping[str, Sequence[Copy]]:
+        """Blocks held by reservations, by owner; none lasts from one action to the next here."""
+        return {}
 
     def view(self, blocks: bool = True) -> EngineView:
         """A snapshot; see ``Engine.view``."""
@@ -157,6 +163,11 @@ class PagedEngine(Engine):
             PoolView(pool.total, pool.free, pool.active, len(pool.inactive), pool.reserved),
         )
         if blocks:
+            pinned = {
+                id_: tuple([table.setdefault(copy, len(table)) for copy in copies]) for id_, copies in self._pinned().items()
+            }
+            if pinned:
+                view.extra = {"pinned_blocks": pinned}
             # A block that the pool knows and no request holds is seen here too, so that a leak shows.
             for copies in pool.index.values():
                 for copy in copies:

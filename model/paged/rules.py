@@ -32,6 +32,7 @@ class PagedRules:
     events: bool = field(init=False)
     max_length: int = field(init=False)
     fifo: bool = field(init=False)
+    guaranteed: bool = field(init=False)
     decode_role: bool = field(init=False)
     prefill_role: bool = field(init=False)
     speculative: bool = field(init=False)
@@ -63,6 +64,8 @@ class PagedRules:
             "events": config.kv_events and config.prefix_caching,
             "max_length": config.max_model_len or UNLIMITED,
             "fifo": config.preemption == "fifo",
+            # TensorRT-LLM's guaranteed-no-evict policy: whole outputs are set aside at admission.
+            "guaranteed": config.scheduler == "trtllm",
             "decode_role": config.role == "decode",
             "prefill_role": config.role == "prefill",
             "speculative": speculation is not None,
@@ -83,3 +86,14 @@ class PagedRules:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+
+    def output_limit(self, prompt: int, output: int) -> int:
+        """The most tokens that a request with these lengths may produce.
+
+        The cap on model length cuts it; with TensorRT-LLM's policy the cache does, which has to hold the whole sequence (vLLM
+        specification 3.4). A prompt that fills the cache alone is not cut: it is refused at the head of the queue.
+        """
+        if self.guaranteed:
+            capacity = self.num_blocks * self.block_size
+            return min(output, capacity - prompt) if prompt < capacity else output
+        return min(output, max(self.max_length - prompt, 0))
