@@ -138,7 +138,7 @@ def output_exact(step: Transition) -> Found:
 
 @on_step(
     "prefix-hit-truth",
-    "Tokens reported as reused are whole blocks that were cached, and leave at least the last token to compute.",
+    "Tokens reported as reused are whole blocks that were cached, and (but with trtllm) leave the last token to compute.",
     "vLLM specification S-HIT; SGLang specification S12",
     needs={parts.REQUESTS, parts.BLOCKS},
 )
@@ -157,7 +157,7 @@ def prefix_hit_truth(step: Transition) -> Found:
         if reused % config.block_size:
             return f"{admission.id} reuses {reused} tokens, not whole blocks of {config.block_size}"
         length = request.length
-        whole = request.generated >= request.output
+        whole = request.generated >= request.output or config.scheduler == "trtllm"
         most = length // config.block_size * config.block_size
         if not whole:
             most = (length - 1) // config.block_size * config.block_size
@@ -307,12 +307,14 @@ def _blocks_wanted(step: Transition, head: str) -> int:
     """Blocks for the whole length of ``head`` and, where output is set aside, of everybody's output."""
     config = step.config
     request = step.before.requests[head]
-    if config.scheduler != "sglang":
+    if config.scheduler == "vllm":
         return blocks_for(request.length, config)
-    running = [step.before.requests[id_] for id_ in step.before.running]
     ids = [admission.id for admission in step.report.admissions]
-    admitted = [step.before.requests[id_] for id_ in ids if id_ in step.before.requests]
-    promised = sum(max(other.output - other.generated, 0) for other in (request, *running, *admitted))
+    others = [step.before.requests[id_] for id_ in (*step.before.running, *ids) if id_ in step.before.requests]
+    if config.scheduler == "trtllm":
+        whole = sum(blocks_for(other.prompt + other.output, config) for other in (request, *others))
+        return whole - sum(blocks_for(other.allocated, config) for other in others)
+    promised = sum(max(other.output - other.generated, 0) for other in (request, *others))
     return blocks_for(request.length, config) + blocks_for(promised + 1, config) + 1
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model.config import EngineConfig
+from model.config import PAGED, EngineConfig
 from model.engine import Engine
 from model.errors import BadInput, shown
 from model.paged.engine import PagedEngine
@@ -16,6 +16,6 @@ def build_engine(config: EngineConfig) -> Engine:
     """
     if config.implementation != "model":
         raise BadInput("implementation", shown(config.implementation), '"model"')
-    if config.scheduler == "vllm":
+    if config.scheduler in PAGED:
         return PagedEngine(config)
-    raise BadInput("scheduler", shown(config.scheduler), '"vllm"')
+    raise BadInput("scheduler", shown(config.scheduler), " or ".join(f'"{name}"' for name in PAGED))
