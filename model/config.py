@@ -260,6 +260,8 @@ class EngineConfig(_Document):
     schedule_conservativeness: float = _option(1.0, _is_number, "a finite number ≥ 0", ("sglang",))
     clip_max_new_tokens: int = _count(4096, schedulers=("sglang",))
     prefill_decode_interval: int = _count(0, least=0, schedulers=("sglang",))
+    dp_size: int = _count(1, schedulers=("vllm",))
+    prefill_schedule_interval: int = _count(1, schedulers=("vllm",))
     prefix_caching: bool = _switch(True)
     kv_events: bool = _switch(True)
     max_model_len: int | None = _count_or_null(schedulers=("vllm", "sglang"))
@@ -306,6 +308,8 @@ class EngineConfig(_Document):
             raise BadInput("tiers", "host blocks", "null with prefix_caching false")
         if self.role != "aggregated":
             raise BadInput("tiers", "host blocks", f"null with role {self.role}")
+        if self.dp_size > 1:
+            raise BadInput("tiers", "host blocks", f"null with dp_size {self.dp_size}")
         if tiers.disk_blocks is not None and self.speculation is not None:
             raise BadInput("tiers.disk_blocks", shown(tiers.disk_blocks), "null with speculation")
         registry = Registry(self.block_size)

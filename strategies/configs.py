@@ -16,6 +16,8 @@ from model.config import EngineConfig, Speculation
 CAPACITY_TOKENS = 24
 """Geometries hold at most about this many tokens."""
 
+CADENCES: tuple[dict[str, Any], ...] = ({}, *({"dp_size": 2, "prefill_schedule_interval": steps} for steps in (2, 3)))
+
 
 def _limits(most: int) -> st.SearchStrategy[int | None]:
     return st.none() | st.integers(1, most)
@@ -38,12 +40,13 @@ def paged_options(draw: st.DrawFn, *, speculation: bool | None = None) -> dict[s
         "preemption": draw(st.sampled_from(("lifo", "fifo"))),
         "max_model_len": draw(st.none() | st.integers(2, CAPACITY_TOKENS)),
         "kv_events": not draw(st.booleans()),
+        **draw(st.sampled_from(CADENCES)),
     }
 
 
 def guaranteed_options(*, speculation: bool | None = None) -> st.SearchStrategy[dict[str, Any]]:
     """Options of a ``trtllm`` engine: those of a ``vllm`` one that it knows."""
-    unknown = ("preemption", "max_model_len")
+    unknown = ("preemption", "max_model_len", "dp_size", "prefill_schedule_interval")
     return paged_options(speculation=speculation).map(
         lambda options: {name: value for name, value in options.items() if name not in unknown}
     )

@@ -71,15 +71,46 @@ class Request:
         return self.prompt + self.generated
 
     @property
+    def prebuilt(self) -> bool:
+        """The KV of its whole prompt is there."""
+        return self.computed >= self.prompt
+
+    @property
     def complete(self) -> bool:
         """It produced all it may."""
         return self.generated >= self.limit
 
 
+class Cadence:
+    """Where a rank of several stands in its wave (vLLM specification 3.10).
+
+    Attributes:
+        step: of the wave, modulo the interval between steps that prefill.
+        bound: requests were left waiting when they could last be admitted, so prefills are not put off now.
+    """
+
+    __slots__ = ("bound", "step")
+
+    def __init__(self) -> None:
+        """At the start of a wave."""
+        self.step = 0
+        self.bound = False
+
+
 class Core:
     """The mutable state of one engine; see the module docstring."""
 
-    __slots__ = ("now", "pool", "preemptions", "registry", "requests", "rules", "running", "waiting")
+    __slots__ = (
+        "cadence",
+        "now",
+        "pool",
+        "preemptions",
+        "registry",
+        "requests",
+        "rules",
+        "running",
+        "waiting",
+    )
 
     def __init__(self, rules: PagedRules, registry: Registry) -> None:
         """An idle engine."""
@@ -91,6 +122,7 @@ class Core:
         self.running: list[Request] = []
         self.now: Nanoseconds = 0
         self.preemptions = 0
+        self.cadence = Cadence()
 
     def leave_queue(self, request: Request) -> None:
         """Take a request that waits out of its queue."""
@@ -107,7 +139,7 @@ class Core:
 class Pass:
     """The locals of one scheduler pass (vLLM specification 3)."""
 
-    __slots__ = ("accepted", "batch", "batch_end", "batch_prefix", "budget", "preempted_any", "rejected", "report")
+    __slots__ = ("accepted", "batch", "batch_end", "batch_prefix", "budget", "preempted_any", "rejected", "report", "throttled")
 
     def __init__(self, rules: PagedRules, report: StepReport, accepted: Mapping[str, int]) -> None:
         """The start of a pass in which ``accepted`` drafts are accepted, by request."""
@@ -115,6 +147,7 @@ class Pass:
         self.accepted = accepted
         self.budget = rules.budget
         self.preempted_any = False
+        self.throttled = False
         self.rejected: list[str] = []
         # The prefill batch: how many requests, and the sums of where their chunks end and begin.
         self.batch = 0

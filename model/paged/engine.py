@@ -17,6 +17,7 @@ from model.errors import BadInput, shown
 from model.events import Signal, StepReport
 from model.paged import defects as _declared  # noqa: F401  (declares the defects of this scheduler)
 from model.paged.admission import can_serve
+from model.paged.cadence import end_wave_step, throttles
 from model.paged.core import RUNNING, Core, Pass, Request
 from model.paged.emission import emit
 from model.paged.pool import Copy
@@ -86,11 +87,15 @@ class PagedEngine(Engine):
         core, rules = self.core, self.rules
         report.is_pass = True
         step = Pass(rules, report, action.accepted)
+        if rules.cadence > 1:
+            step.throttled = throttles(core)
         self._schedule(step)
         decoding = emit_bursts(core, step) if rules.speculative else emit(core, step)
         for id_ in step.rejected:
             report.signals.append(Signal(id_, token=False, completed=True, rejected=True))
         report.decode_batch = decoding
+        if rules.cadence > 1:
+            end_wave_step(core, step)
         if step.batch:
             computed = step.batch_end - step.batch_prefix
             core.now += rules.prefill_ns + rules.prefill_token_ns * computed

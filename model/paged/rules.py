@@ -33,6 +33,7 @@ class PagedRules:
     max_length: int = field(init=False)
     fifo: bool = field(init=False)
     guaranteed: bool = field(init=False)
+    cadence: int = field(init=False)
     decode_role: bool = field(init=False)
     prefill_role: bool = field(init=False)
     speculative: bool = field(init=False)
@@ -66,6 +67,8 @@ class PagedRules:
             "fifo": config.preemption == "fifo",
             # TensorRT-LLM's guaranteed-no-evict policy: whole outputs are set aside at admission.
             "guaranteed": config.scheduler == "trtllm",
+            # One rank alone has nobody to keep in step with (vLLM specification 3.10).
+            "cadence": config.prefill_schedule_interval if config.dp_size > 1 else 1,
             "decode_role": config.role == "decode",
             "prefill_role": config.role == "prefill",
             "speculative": speculation is not None,

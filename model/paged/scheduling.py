@@ -26,6 +26,9 @@ def running_phase(core: Core, step: Pass) -> None:
     """
     position = 0
     while position < len(core.running) and step.budget > 0:
+        if step.throttled and not core.running[position].prebuilt:
+            position += 1
+            continue
         outcome = schedule(core, step, core.running[position])
         if outcome is Outcome.BLOCKED:
             return
@@ -36,8 +39,8 @@ def running_phase(core: Core, step: Pass) -> None:
 def waiting_phase(core: Core, step: Pass) -> None:
     """Admit from the head of the queue while nothing was preempted and slots are left.
 
-    The first request that does not fit ends it: a smaller follower never overtakes. The loop does not look at the budget;
-    with none left the head is still looked up and judged before it is found blocked.
+    The first request that does not fit ends it: a smaller follower never overtakes. A throttled pass prefills nobody. The loop
+    does not look at the budget; with none left the head is still looked up and judged before it is found blocked.
     """
     rules = core.rules
     while core.waiting and not step.preempted_any and len(core.running) < rules.max_seqs:
@@ -50,6 +53,8 @@ def waiting_phase(core: Core, step: Pass) -> None:
         if verdict is Verdict.REJECT:
             reject(core, step, head)
             continue
+        if step.throttled and head.length - cost.cached > 1:
+            return
         if verdict is Verdict.WAIT or schedule(core, step, head, cost) is not Outcome.SCHEDULED:
             return
         if not step.budget and not step.report.work[head.id].total:

@@ -1,11 +1,12 @@
 """The frozen form of a paged engine.
 
-Numbers, in this order: how many requests wait and how many run; for each, in queue order, its number in the registry, status,
-generated, computed and allocated tokens, and with caching on the blocks of known identity and, per block it holds, 0 for a
-private one or 1 + the rank of the copy among those of its identity; then, with caching on, the eviction order as (identity,
-rank). Everything else follows: a cached block at position i has the i-th identity of its request, references are the
-number of holders, blocks held are ``cdiv(allocated, block_size)``. The clock and the counters of past preemptions steer
-nothing and are left out.
+Numbers, in this order: how many requests wait and how many run; with a prefill cadence, the step of the wave and whether
+requests were left waiting; for each request, in queue order, its number in the registry, status, generated, computed and
+allocated tokens, and with caching on the blocks of known identity and, per block it holds, 0 for a private one or 1 + the rank
+of the copy among those of its identity; then, with caching on, the eviction order as (identity, rank). Everything else
+follows: a cached block at position i has the i-th identity of its request, references are the number of holders, blocks held
+are ``cdiv(allocated, block_size)``. The clock and the counters of past preemptions steer nothing and
+are left out.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ CODES = {status: code for code, status in enumerate(STATUSES)}
 def freeze(core: Core) -> bytes:
     """The canonical state of an engine between two actions."""
     numbers = [len(core.waiting), len(core.running)]
+    if core.rules.cadence > 1:
+        numbers += (core.cadence.step, core.cadence.bound)
     caching = core.rules.caching
     index = core.pool.index
     requests: Iterable[Request] = chain(core.waiting, core.running)
@@ -47,6 +50,10 @@ def thaw(rules: PagedRules, registry: Registry, state: bytes) -> Core:
     core = Core(rules, registry)
     waiting, running = numbers[0], numbers[1]
     at = 2
+    if rules.cadence > 1:
+        core.cadence.step = numbers[2]
+        core.cadence.bound = bool(numbers[3])
+        at = 4
     copies: dict[tuple[int, int], Copy] = {}
     caching, size = rules.caching, rules.block_size
     private = 0
