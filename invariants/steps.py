@@ -241,13 +241,17 @@ def events_mirror_cache(step: Transition) -> Found:
     return True
 
 
+def _puts_prefills_off(config: EngineConfig) -> bool:
+    return bool(config.prefill_decode_interval) or (config.dp_size > 1 and config.prefill_schedule_interval > 1)
+
+
 @on_step(
     "work-conservation",
     "A pass does not end with budget, slots and cache room left over that the head of the queue could have used.",
     "finding 1; SGLang specification L3",
     needs={parts.WORK, parts.QUEUES, parts.REQUESTS, parts.POOL},
     catches=("sglang-chunk-budget",),
-    applies=lambda config: config.role == "aggregated" and not config.prefill_decode_interval,
+    applies=lambda config: config.role == "aggregated" and not _puts_prefills_off(config),
 )
 def work_conservation(step: Transition) -> Found:
     """The head of the queue, when it got nothing, against a cautious count of what was left.
