@@ -6,6 +6,7 @@ from model.config import PAGED, EngineConfig
 from model.engine import Engine
 from model.errors import BadInput, shown
 from model.paged.engine import PagedEngine
+from model.radix.engine import RadixEngine
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -18,4 +19,6 @@ def build_engine(config: EngineConfig) -> Engine:
         raise BadInput("implementation", shown(config.implementation), '"model"')
     if config.scheduler in PAGED:
         return PagedEngine(config)
-    raise BadInput("scheduler", shown(config.scheduler), " or ".join(f'"{name}"' for name in PAGED))
+    if config.scheduler == "sglang":
+        return RadixEngine(config)
+    raise BadInput("scheduler", shown(config.scheduler), '"vllm" or "sglang"')

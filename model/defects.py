@@ -50,7 +50,7 @@ class Defect:
 CATALOGUE: dict[str, Defect] = {}
 """The defects declared so far; ``complete`` makes it all of them."""
 
-ROOMS = ("paged", "tiers", "replay")
+ROOMS = ("paged", "radix", "tiers", "replay")
 """The subpackages of the model that declare defects, each in its module ``defects``."""
 
 

@@ -101,6 +101,7 @@ class TreeNodeView:
         capacity: retained elements of its two vectors together (a ghost count); ``2 * len(pages)`` when tight.
         evictable_leaf: it stands in the eviction index.
         blocks: numbers of its pages; they index ``EngineView.blocks``.
+        recency: rank of its last use; of two leaves the one with the smaller rank is evicted first.
     """
 
     parent: int
@@ -109,6 +110,7 @@ class TreeNodeView:
     capacity: int
     evictable_leaf: bool
     blocks: tuple[int, ...] = ()
+    recency: int = 0
 
 
 @define
