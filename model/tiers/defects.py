@@ -31,4 +31,17 @@ declare(
         seed=True,
         upstream="bounded-rounds",
     ),
+    Defect(
+        id="loaded-behind-blocked",
+        summary=(
+            "Without a disk, a request whose load from host memory has ended waits for its turn behind others that stepped aside "
+            "before it. One of these may need GPU blocks that the ended load holds: then neither is ever admitted, and everybody "
+            "behind them starves."
+        ),
+        source="specified behaviour, found by review, shown by the released engine 1.6.1 (offload specification 5.2)",
+        schedulers=("vllm",),
+        caught_by=("no-stall", "servable-finishes"),
+        correction="look first, with a disk or without, at requests whose load holds GPU blocks",
+        upstream=True,
+    ),
 )

@@ -90,6 +90,7 @@ class TierRules:
             greedy=any(name.partition(":")[0] == "restore-thrash" for name in on),
             bounded="restore-thrash:bounded-rounds" in on,
             structural="restore-thrash:whole-prefix-only" in on,
+            loads_wait_their_turn="loaded-behind-blocked" in on,
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import chain
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from model.actions import Nanoseconds
 from model.events import StepReport
-from model.tiers.core import Offload, TieredCore, TieredRequest
+from model.tiers.core import Offload, TieredCore, TieredRequest, slot_of
 from model.tiers.disk import Disk, DiskStats
 from model.tiers.notes import Evicted, Promoted, notes_of
 from model.tiers.restore import recoverable
@@ -148,6 +149,8 @@ class RestoreView:
         latest_store: its last copy to host memory, as long as it runs.
         claim: blocks of host memory that wait for it.
         rounds: rounds counted by upstream's bound.
+        refused: end of the cohort of keys that host memory refused, as long as nothing has changed there; 0 for none.
+        slots: physical G1 slots of its blocks, in order, those of a load under way included.
         promotions, losses: how often a block was promoted for it since it began to wait, and such a block evicted for others,
             since this engine was built or thawed.
     """
@@ -162,6 +165,8 @@ class RestoreView:
     latest_store: int | None
     claim: tuple[int, ...]
     rounds: int
+    refused: int
+    slots: tuple[int, ...]
     promotions: Mapping[int, int]
     losses: Mapping[int, int]
 
@@ -177,6 +182,7 @@ class TiersView:
         connector: requests that wait for a transfer or did until just now, in order.
         asleep: of these, those for which nothing has ended since they were looked up.
         restores: per live request.
+        worker: the number under which this worker uses the disk.
         sources: G1 slots still read by a store, and that store's id.
         promoted: how often each block was promoted since anything else got on, since this engine was built or thawed.
         allowance: how many such promotions there may be, by request.
@@ -188,6 +194,7 @@ class TiersView:
     connector: tuple[str, ...]
     asleep: tuple[str, ...]
     restores: Mapping[str, RestoreView]
+    worker: int
     sources: Mapping[int, int]
     promoted: Mapping[int, int]
     allowance: Mapping[str, int]
@@ -210,6 +217,7 @@ def tiers_view(core: TieredCore) -> TiersView:
         connector=tuple(core.connector),
         asleep=tuple(request.id for request in core.connector.values() if request.asleep),
         restores={request.id: _restore(core, request) for request in core.requests.values()},
+        worker=offload.worker,
         sources=dict(core.sources),
         promoted=dict(offload.promoted),
         allowance=dict(offload.allowance),
@@ -256,7 +264,7 @@ def _disk(disk: Disk, worker: int, now: Nanoseconds) -> DiskView:
             for job in disk.jobs.values()
         ),
         undelivered=tuple(completion.blocks for completion in disk.undelivered.get(worker, ())),
-        stats=disk.stats,
+        stats=evolve(disk.stats, read=evolve(disk.stats.read), write=evolve(disk.stats.write)),
     )
 
 
@@ -283,6 +291,8 @@ def _restore(core: TieredCore, request: TieredRequest) -> RestoreView:
         latest_store=store if store in offload.host.transfers else None,
         claim=tuple(offload.claims.get(request.id, ())),
         rounds=request.rounds,
+        refused=request.refused[0] if request.refused and request.refused[1] == offload.host.changes else 0,
+        slots=tuple(slot_of(copy) for copy in chain(request.blocks, *((load.hits, load.fresh) if load else ()))),
         promotions=dict(request.promotions),
         losses=dict(request.losses),
     )
