@@ -7,6 +7,7 @@ from model.engine import Engine
 from model.errors import BadInput, shown
 from model.paged.engine import PagedEngine
 from model.radix.engine import RadixEngine
+from model.tiers.engine import TieredEngine
 
 
 def build_engine(config: EngineConfig) -> Engine:
@@ -18,7 +19,7 @@ def build_engine(config: EngineConfig) -> Engine:
     if config.implementation != "model":
         raise BadInput("implementation", shown(config.implementation), '"model"')
     if config.scheduler in PAGED:
-        return PagedEngine(config)
+        return PagedEngine(config) if config.tiers is None else TieredEngine(config)
     if config.scheduler == "sglang":
         return RadixEngine(config)
     raise BadInput("scheduler", shown(config.scheduler), '"vllm" or "sglang"')
