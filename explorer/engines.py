@@ -34,6 +34,27 @@ from model.events import StepReport
 from model.requests import RequestSpec
 from model.views import EngineView
 
+BY_ITSELF = (Step, Advance)
+"""Actions that are no input from outside."""
+
+
+def _alike(requests: Sequence[RequestSpec]) -> list[int | None]:
+    """For each request the nearest one before it that differs from it in name alone; None without one.
+
+    Names make the tokens that a request produces, so one whose output some prompt contains is like no other.
+    """
+    prompted = {token for request in requests for token, _ in request.prompt.runs}
+    nearest: dict[tuple[object, ...], int] = {}
+    found: list[int | None] = []
+    for number, request in enumerate(requests):
+        if any(request.output_token(position) in prompted for position in range(request.output)):
+            found.append(None)
+            continue
+        kind = (request.prompt, request.output, request.output_tokens)
+        found.append(nearest.get(kind))
+        nearest[kind] = number
+    return found
+
 
 class EngineSystem:
     """See the module docstring.
@@ -66,17 +87,7 @@ class EngineSystem:
         for request in requests:
             engine.registry.number(request)
         self._bytes = (len(requests) + 7) // 8 or 1
-        self._first_alike = [
-            next(
-                (
-                    other
-                    for other in range(number - 1, -1, -1)
-                    if (self.requests[other].prompt, self.requests[other].output) == (request.prompt, request.output)
-                ),
-                None,
-            )
-            for number, request in enumerate(self.requests)
-        ]
+        self._alike = _alike(self.requests)
         speculation = engine.config.speculation
         self._base = 1 + (speculation.draft_tokens if speculation else 0)
         self._cancel_code = len(requests)
@@ -85,6 +96,7 @@ class EngineSystem:
         self._numbers = {request.id: number for number, request in enumerate(self.requests)}
         self._submits = [Submit(request) for request in self.requests]
         self._cancels = [Cancel(request.id) for request in self.requests]
+        self._weights = {request.id: self._base**number for number, request in enumerate(self.requests)}
         self._all_arrived = (1 << len(self.requests)) - 1
 
     def initial_states(self) -> Iterable[bytes]:
@@ -105,7 +117,7 @@ class EngineSystem:
         edges: list[tuple[int, bytes]] = []
         if mask != self._all_arrived:
             for number, submit in enumerate(self._submits):
-                alike = self._first_alike[number]
+                alike = self._alike[number]
                 if mask >> number & 1 or (alike is not None and not mask >> alike & 1):
                     continue
                 arrived = (mask | 1 << number).to_bytes(self._bytes, "little")
@@ -135,18 +147,18 @@ class EngineSystem:
         if not choosers or report is None:
             return
         emitted = report.emitted
-        free = [id_ for id_ in choosers if emitted.get(id_, 0) > 1]
-        for choice in product(*(range(emitted[id_]) for id_ in free)):
-            accepted = dict(zip(free, choice, strict=True))
-            if all(count == emitted[id_] - 1 for id_, count in accepted.items()):
+        most = {id_: emitted[id_] - 1 for id_ in choosers if emitted.get(id_, 0) > 1}
+        for choice in product(*(range(count + 1) for count in most.values())):
+            accepted = dict(zip(most, choice, strict=True))
+            if accepted == most:
                 continue
             self._edge(edges, self.engine.thaw(frozen), before, self._code(accepted), Step(accepted), head)
 
     def _code(self, accepted: dict[str, int]) -> int:
-        code = 0
+        code = self._step_code
         for id_, count in accepted.items():
-            code += count * self._base ** self._numbers[id_]
-        return self._step_code + code
+            code += count * self._weights[id_]
+        return code
 
     def _edge(
         self,
@@ -170,7 +182,7 @@ class EngineSystem:
                 problems += suite.judge_step(Transition(suite.config, before[worker], report, after[worker]))
         if report.signals:
             problems += self._judge_endings(report)
-        progress = report.made_progress or not isinstance(action, Step | Advance)
+        progress = report.made_progress or not isinstance(action, BY_ITSELF)
         label = 2 * code + progress
         for violation in problems:
             self.problems.append(Problem(violation.invariant, violation.message, label, len(edges)))

@@ -57,18 +57,20 @@ def token_budget(step: Transition) -> Found:
 def arrival_order(step: Transition) -> Found:
     """Admitted and refused requests are a prefix of the queue, in its order."""
     before = step.before.waiting
-    if isinstance(step.action, Submit):
-        expected = (*before, step.action.request.id)
+    report = step.report
+    action = report.action
+    if isinstance(action, Submit):
+        expected = (*before, action.request.id)
         if step.after.waiting != expected:
-            return f"after the arrival of {step.action.request.id} the queue is {list(step.after.waiting)}, not {list(expected)}"
+            return f"after the arrival of {action.request.id} the queue is {list(step.after.waiting)}, not {list(expected)}"
         return True
-    if not step.report.is_pass or not before or step.before.extra.get("pending_destinations"):
+    if not report.is_pass or not before:
         return None
-    if "connector" in step.before.extra:
+    extra = step.before.extra
+    if extra and (extra.get("pending_destinations") or "connector" in extra):
         return None
-    left = [admission.id for admission in step.report.admissions if admission.id in before]
-    gone = set(left)
-    gone.update(id_ for id_ in step.report.rejected if id_ in before)
+    left = [admission.id for admission in report.admissions if admission.id in before]
+    gone = {*left, *[signal.id for signal in report.signals if signal.rejected and signal.id in before]}
     if not gone:
         return None
     for id_ in before[len(gone) :]:
@@ -89,8 +91,11 @@ def arrival_order(step: Transition) -> Found:
 def terminal_once(step: Transition) -> Found:
     """Signals against live requests before and after."""
     before, after = step.before.requests, step.after.requests
+    signals = step.report.signals
+    if not signals and before.keys() <= after.keys():
+        return None
     ended: set[str] = set()
-    for signal in step.report.signals:
+    for signal in signals:
         if signal.id not in before:
             return f"a signal for {signal.id}, which is not live"
         if signal.id in ended:
@@ -119,11 +124,12 @@ def terminal_once(step: Transition) -> Found:
 )
 def output_exact(step: Transition) -> Found:
     """Tokens before and in the step against the output asked for."""
-    signals = step.report.signals
-    if not signals:
+    report = step.report
+    if not report.signals:
         return None
-    emitted = step.report.emitted
-    finished = set(step.report.finished)
+    emitted = report.emitted
+    finished = report.finished
+    after = step.after.requests
     for id_, request in step.before.requests.items():
         produced = request.generated + emitted.get(id_, 0)
         if produced > request.output:
@@ -131,8 +137,8 @@ def output_exact(step: Transition) -> Found:
         if id_ in finished:
             if produced != request.output:
                 return f"{id_} finished with {produced} tokens of {request.output}"
-        elif id_ in step.after.requests and step.after.requests[id_].generated != produced:
-            return f"{id_} counts {step.after.requests[id_].generated} tokens, {produced} were signalled"
+        elif id_ in after and after[id_].generated != produced:
+            return f"{id_} counts {after[id_].generated} tokens, {produced} were signalled"
     return True
 
 
@@ -415,11 +421,15 @@ def metrics_identity(step: Transition) -> Found:
         return None
     reused = {admission.id: admission.reused for admission in report.admissions}
     emitted = report.emitted
-    for id_, request in step.after.requests.items():
-        work = report.work.get(id_)
-        if work is None or request.status in (WAITING, PREEMPTED) or id_ not in step.before.requests:
+    before, after = step.before.requests, step.after.requests
+    for id_, work in report.work.items():
+        if id_ not in after or id_ not in before:
             continue
-        expected = step.before.requests[id_].computed + reused.get(id_, 0) + work.total + max(emitted.get(id_, 0) - 1, 0)
+        request = after[id_]
+        if request.status in (WAITING, PREEMPTED):
+            continue
+        accepted = emitted[id_] - 1 if id_ in emitted else 0
+        expected = before[id_].computed + reused.get(id_, 0) + work.total + accepted
         if request.computed != expected:
             return f"{id_} has computed {request.computed} tokens; the reports add up to {expected}"
     return True

@@ -1,4 +1,8 @@
-"""What an engine tells about one action: KV events, admissions, preemptions, signals, and the report that holds them."""
+"""What an engine tells about one action: KV events, admissions, preemptions, signals, and the report that holds them.
+
+Nobody changes a part of a report once it is in there. Those made for every request in every pass are plain attrs classes all the
+same, since a frozen one takes several times as long to make.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +40,7 @@ class Removed:
 KvEvent = Stored | Removed
 
 
-@frozen
+@define(unsafe_hash=True)
 class Admission:
     """A waiting request began to run.
 
@@ -74,7 +78,7 @@ class Preemption:
     requests: tuple[str, ...] = ()
 
 
-@frozen
+@define(unsafe_hash=True)
 class Signal:
     """One output of a pass.
 
@@ -83,15 +87,17 @@ class Signal:
         token: a token came with it.
         completed: nothing follows for this request.
         rejected: the request was refused.
+        handoff_delay_ns: with the last one of a prefill worker, how long its KV takes to the next worker; None if unknown.
     """
 
     id: str
     token: bool
     completed: bool
     rejected: bool = False
+    handoff_delay_ns: Nanoseconds | None = None
 
 
-@frozen
+@define(unsafe_hash=True)
 class Work:
     """What a pass did for one request.
 
@@ -128,6 +134,7 @@ class StepReport:
         work: work of the pass, by request; what a later preemption in the same pass undid is not in it.
         admissions, preemptions, signals, events: in the order in which they happened.
         cancelled: requests withdrawn.
+        handed_over: requests that completed here and whose KV is kept for another worker, where they go on.
         accept_tokens, accept_forwards: accepted and base tokens of decode forwards before any output limit, and how many
             such forwards there were.
         decode_batch: requests of the decode forward whose time was charged.
@@ -146,6 +153,7 @@ class StepReport:
     signals: list[Signal] = field(factory=list)
     events: list[KvEvent] = field(factory=list)
     cancelled: list[str] = field(factory=list)
+    handed_over: list[str] = field(factory=list)
     accept_tokens: int = 0
     accept_forwards: int = 0
     decode_batch: int = 0
