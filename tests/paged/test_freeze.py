@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from model.actions import Action, Advance, Cancel, Step, Submit
 from model.config import EngineConfig
-from model.defects import CATALOGUE
+from model.defects import complete
 from model.errors import BadInput
 from model.events import StepReport
 from model.paged.engine import PagedEngine
@@ -28,7 +28,7 @@ from model.views import EngineView
 from tests.paged.driver import cancel, drafts, drain, paged, preempted, step, steps, submit, submit_all, text
 
 IDS = ("r0", "r1", "r2", "r3")
-DEFECTS = sorted(id_ for defect in CATALOGUE.values() if "vllm" in defect.schedulers for id_ in defect.ids())
+DEFECTS = sorted(id_ for defect in complete().values() if "vllm" in defect.schedulers for id_ in defect.ids())
 
 
 @frozen
