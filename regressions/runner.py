@@ -164,7 +164,10 @@ def _run_replay(case: Case, replay: Mapping[str, Any]) -> _Ran:
     """A replay, every action of every worker judged; its passes are those of one worker after the other."""
     _build(case.engine)
     config = ReplayConfig.from_json(dict(replay))
-    watched = watch_replay(config, case.engine)
+    try:
+        watched = watch_replay(config, case.engine)
+    except BadInput as error:
+        raise (error if error.path.startswith("engine.") else error.under("replay")) from None
     runs = [list(engine.moments) for engine in watched.engines]
     violations = list(watched.violations)
     if watched.result.stopped is None:
