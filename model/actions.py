@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from attrs import field, frozen
 
+from model.errors import BadInput, shown
 from model.requests import RequestSpec
 
 Nanoseconds = int | Fraction
@@ -66,6 +67,41 @@ class Handoff:
     id: str
     request: RequestSpec | None = None
     worker: int = 0
+
+
+def brought(action: Handoff) -> RequestSpec:
+    """The request that a hand-off command brings.
+
+    Raises:
+        BadInput: if there is none, or it has another id than the hand-off.
+    """
+    if action.request is None:
+        raise BadInput("prompt", "nothing", f"a request for {action.verb}")
+    if action.request.id != action.id:
+        raise BadInput("id", shown(action.id), f"the id of the request, {shown(action.request.id)}")
+    return action.request
+
+
+HANDOFF_VERBS = (
+    "submit_prefill",
+    "release_source",
+    "cancel_source",
+    "reserve_destination",
+    "activate_destination",
+    "cancel_destination",
+    "cancel_request",
+    "fail_transfer",
+    "time_out",
+)
+"""The commands of a hand-off, and what may go wrong with it."""
+
+MISHAPS = ("fail_transfer", "time_out")
+"""What may happen to a hand-off and need not. Every other action that an engine names as a choice is sure to come."""
+
+
+def is_owed(action: Action) -> bool:
+    """Whether an action that an engine names as a choice is sure to come if nothing else happens."""
+    return not (isinstance(action, Handoff) and action.verb in MISHAPS)
 
 
 Action = Submit | Cancel | Step | Advance | Handoff

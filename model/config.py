@@ -262,6 +262,8 @@ class EngineConfig(_Document):
     prefill_decode_interval: int = _count(0, least=0, schedulers=("sglang",))
     dp_size: int = _count(1, schedulers=("vllm",))
     prefill_schedule_interval: int = _count(1, schedulers=("vllm",))
+    kv_transfer_gbps: float = _bandwidth(0)
+    kv_bytes_per_token: int | None = _count_or_null()
     prefix_caching: bool = _switch(True)
     kv_events: bool = _switch(True)
     max_model_len: int | None = _count_or_null(schedulers=("vllm", "sglang"))

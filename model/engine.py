@@ -96,6 +96,14 @@ class Engine(ABC):
         """Ids of requests for which the next pass may use a choice of accepted drafts; empty without speculation."""
         return ()
 
+    def choices(self) -> tuple[Action, ...]:
+        """What the world around may do next besides new input: ends of transfers, answers of other workers.
+
+        They come in the order in which a drain takes them. Those that are owed are sure to come (``model.actions.is_owed``); the
+        rest may go wrong.
+        """
+        return ()
+
     @abstractmethod
     def servable(self, request: RequestSpec) -> bool:
         """Whether the geometry can serve ``request`` at all, were it alone (a necessary condition of finishing)."""

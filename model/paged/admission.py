@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from model.paged.core import PREEMPTED, Core, Request
+from model.paged.core import PREEMPTED, RUNNING, Core, Request
 from model.paged.pool import Copy
 from model.paged.rules import PagedRules, cdiv
 
@@ -107,10 +107,29 @@ def judge(core: Core, request: Request, cost: Cost) -> Verdict:
     needed = wanted - cost.active_cached // rules.block_size
     available = rules.num_blocks - pool.active
     if rules.guaranteed:
-        available -= still_to_take(core)
+        available -= still_to_take(core) + headroom(core, request)
     return Verdict.ADMIT if needed <= available else Verdict.WAIT
 
 
 def still_to_take(core: Core) -> int:
     """Blocks that the running requests will take before they complete."""
     return sum(to_completion_blocks(core, request) - len(request.blocks) for request in core.running)
+
+
+def headroom(core: Core, candidate: Request | None = None) -> int:
+    """Blocks that accepted hand-offs will take before they complete, beyond those they have (4.4); ``handoff_room`` tells which.
+
+    Only TensorRT-LLM's policy uses the value. The requests looked at are counted: finding 5 is to look at all there are.
+    """
+    core.scan_visits += len(core.requests if core.rules.scans_needlessly else core.handoffs.active)
+    return handoff_room(core, candidate)
+
+
+def handoff_room(core: Core, candidate: Request | None = None) -> int:
+    """Blocks still to be taken by destinations whose KV is on its way, and by those that wait with it but the ``candidate``."""
+    handoffs = core.handoffs
+    room = sum(to_completion_blocks(core, hold.request) - hold.blocks for hold in handoffs.reserved.values())
+    for request in handoffs.active.values():
+        if request.status != RUNNING and request is not candidate:
+            room += to_completion_blocks(core, request) - len(request.blocks)
+    return room

@@ -3,7 +3,8 @@
 Only the functions of this package change it. Between actions these hold:
 
 * a request is in ``requests`` exactly when it is in one of ``waiting`` and ``running``;
-* its ``blocks`` are ``cdiv(allocated, block_size)`` copies of the pool; a waiting one holds none and has computed nothing;
+* its ``blocks`` are ``cdiv(allocated, block_size)`` copies of the pool; a waiting one holds none and has computed nothing, unless
+  its whole prompt came from another worker;
 * *dangling token*: after sampling, ``length = computed + 1``: the sampled token is not computed, and its block not taken,
   before the next pass that schedules it. A terminal token is never computed.
 """
@@ -19,9 +20,9 @@ from model.paged.pool import BlockPool, Copy
 from model.paged.rules import PagedRules
 from model.registry import NO_BLOCK, Registry
 from model.requests import RequestSpec
-from model.views import PREEMPTED, RUNNING, WAITING
+from model.views import PARKED, PREEMPTED, RUNNING, WAITING
 
-__all__ = ["PREEMPTED", "RUNNING", "WAITING", "Core", "Pass", "Request"]
+__all__ = ["PARKED", "PREEMPTED", "RUNNING", "WAITING", "Core", "Handoffs", "Hold", "Pass", "Request"]
 
 
 class Request:
@@ -29,6 +30,7 @@ class Request:
 
     ``limit`` is the most it may produce: ``output`` cut by ``PagedRules.output_limit``. ``identified`` counts the leading
     blocks whose identity is known: the full ones of the prompt from the start, a generated one once it was computed.
+    ``order`` is where it stands in the order of arrival, for one that leaves the queue's care while its KV is on its way.
     """
 
     __slots__ = (
@@ -42,6 +44,7 @@ class Request:
         "identified",
         "limit",
         "number",
+        "order",
         "output",
         "preemptions",
         "prompt",
@@ -52,6 +55,7 @@ class Request:
         """A request that has just arrived."""
         self.id = spec.id
         self.number = number
+        self.order = 0
         self.chain = chain
         self.prompt = spec.prompt.length
         self.output = spec.output
@@ -97,11 +101,57 @@ class Cadence:
         self.bound = False
 
 
+class Hold:
+    """Room set aside for a request whose KV is on its way: cached blocks that are pinned, and a number of fresh ones."""
+
+    __slots__ = ("fresh", "hits", "request")
+
+    def __init__(self, request: Request, hits: list[Copy], fresh: int) -> None:
+        """For ``request``."""
+        self.request = request
+        self.hits = hits
+        self.fresh = fresh
+
+    @property
+    def blocks(self) -> int:
+        """How many there are."""
+        return len(self.hits) + self.fresh
+
+
+class Handoffs:
+    """Who takes part in a hand-off between workers, by request id (vLLM specification 2.4).
+
+    A request is in at most one of these, but for ``sources`` and ``active``, whose requests are live.
+
+    Attributes:
+        sources: live requests whose blocks are to be kept when they complete.
+        held: completed ones whose blocks are kept.
+        pending: accepted destinations that have no room yet, first come first.
+        reserved: destinations that have room, with the transfer on its way.
+        active: destinations whose KV has come, until they end.
+        tried: there was no room for the first pending one, and no room has come free since. (The specification counts capacity
+            changes and remembers the count of the last attempt; nothing else of that count matters.)
+    """
+
+    __slots__ = ("active", "held", "pending", "reserved", "sources", "tried")
+
+    def __init__(self) -> None:
+        """No hand-off."""
+        self.sources: dict[str, Request] = {}
+        self.held: dict[str, Request] = {}
+        self.pending: dict[str, Request] = {}
+        self.reserved: dict[str, Hold] = {}
+        self.active: dict[str, Request] = {}
+        self.tried = False
+
+
 class Core:
     """The mutable state of one engine; see the module docstring."""
 
     __slots__ = (
+        "arrivals",
         "cadence",
+        "handoffs",
         "now",
         "pool",
         "preemptions",
@@ -109,6 +159,7 @@ class Core:
         "requests",
         "rules",
         "running",
+        "scan_visits",
         "waiting",
     )
 
@@ -122,7 +173,11 @@ class Core:
         self.running: list[Request] = []
         self.now: Nanoseconds = 0
         self.preemptions = 0
+        self.arrivals = 0
         self.cadence = Cadence()
+        self.handoffs = Handoffs()
+        self.scan_visits = 0
+        """Ghost: requests looked at to find how much room hand-offs need to complete."""
 
     def leave_queue(self, request: Request) -> None:
         """Take a request that waits out of its queue."""
@@ -130,10 +185,32 @@ class Core:
 
     def drop(self, request: Request) -> None:
         """Forget a request and give its blocks back. The caller takes it out of its queue."""
+        handoffs = self.handoffs
+        handoffs.sources.pop(request.id, None)
+        handoffs.active.pop(request.id, None)
+        if request.blocks or request.status == RUNNING:
+            handoffs.tried = False
         del self.requests[request.id]
+        self.release(request)
+
+    def release(self, request: Request) -> None:
+        """Give the blocks of a request back."""
         self.pool.release(request.blocks)
         request.blocks = []
         request.allocated = 0
+
+    def complete(self, request: Request, report: StepReport) -> None:
+        """A running request has produced all it may: its blocks are given back, or kept for the worker that goes on (3.9)."""
+        handoffs = self.handoffs
+        if request.id not in handoffs.sources:
+            self.drop(request)
+            return
+        del self.requests[request.id]
+        handoffs.held[request.id] = handoffs.sources.pop(request.id)
+        handoffs.tried = False
+        request.status = PARKED
+        report.handed_over.append(request.id)
+        report.notes.append(("source-held", request.id))
 
 
 class Pass:
@@ -205,6 +282,7 @@ def preempt(
     victim.computed = 0
     victim.preemptions += 1
     core.preemptions += 1
+    core.handoffs.tried = False
     pool.release(victim.blocks)
     victim.blocks = []
     victim.allocated = 0
@@ -250,6 +328,7 @@ def evicted(core: Core, report: StepReport, identities: list[int]) -> None:
         report.events.append(Removed(tuple(identities)))
 
 
-def signal_end(report: StepReport, request: Request, token: bool) -> None:
+def signal_end(core: Core, report: StepReport, request: Request, token: bool) -> None:
     """The last signal of a request that completed."""
-    report.signals.append(Signal(request.id, token=token, completed=True))
+    delay = core.rules.handoff_delay_ns(request.prompt)
+    report.signals.append(Signal(request.id, token=token, completed=True, handoff_delay_ns=delay))

@@ -24,6 +24,19 @@ declare(
         upstream=True,
     ),
     Defect(
+        id="handoff-scan",
+        summary=(
+            "How much room accepted hand-offs still need is computed for every waiting request that is looked at, and once more "
+            "behind every pass, by a look at every request there is, also where there is no hand-off and where the value is not "
+            "used. The outcome is right; the cost of a pass grows with the number of requests."
+        ),
+        source="finding 5 (aisimulate #285); vLLM specification 6",
+        schedulers=("vllm", "trtllm"),
+        caught_by=("handoff-scan-needed",),
+        correction="compute it for TensorRT-LLM's policy alone, when a request could be admitted, and look at hand-offs alone",
+        seed=True,
+    ),
+    Defect(
         id="admits-unservable",
         summary=(
             "A request whose prompt fits but whose whole output cannot is admitted, and so is one whose prompt exceeds the "

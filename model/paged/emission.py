@@ -19,8 +19,8 @@ def emit(core: Core, step: Pass) -> int:
     for request in ready:
         request.generated += 1
         if request.complete:
-            signal_end(step.report, request, token=True)
-            core.drop(request)
+            signal_end(core, step.report, request, token=True)
+            core.complete(request, step.report)
         else:
             step.report.signals.append(Signal(request.id, token=True, completed=False))
     keep_live(core)
@@ -36,8 +36,8 @@ def end_complete(core: Core, step: Pass) -> list[Request]:
         if request.computed < request.prompt + request.generated:
             continue
         if request.complete:
-            signal_end(step.report, request, token=False)
-            core.drop(request)
+            signal_end(core, step.report, request, token=False)
+            core.complete(request, step.report)
             ended = True
         else:
             ready.append(request)

@@ -2,7 +2,7 @@
 
 A pass (vLLM specification 3) is: the running phase, the waiting phase, emission, refusals, the end time. Its phases are
 functions of this package, each to be read beside the specification: ``scheduling``, ``admission``, ``emission``,
-``speculation``.
+``speculation``. A worker with role ``prefill`` or ``decode`` takes part in hand-offs (``handoff``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from model import engine as parts
-from model.actions import Action, Advance, Cancel, Step, Submit
+from model.actions import Action, Advance, Cancel, Handoff, Step, Submit, brought
 from model.config import EngineConfig
 from model.engine import Engine, UnknownAction
 from model.errors import BadInput, shown
@@ -18,8 +18,21 @@ from model.events import Signal, StepReport
 from model.paged import defects as _declared  # noqa: F401  (declares the defects of this scheduler)
 from model.paged.admission import can_serve
 from model.paged.cadence import end_wave_step, throttles
-from model.paged.core import RUNNING, Core, Pass, Request
+from model.paged.core import Core, Pass, Request
 from model.paged.emission import emit
+from model.paged.handoff import (
+    DESTINATION_COMMANDS,
+    SOURCE_COMMANDS,
+    Command,
+    accept_destination,
+    check_destination,
+    is_known,
+    owners,
+    parties,
+    retry_pending,
+    unknown_verb,
+    withdraw,
+)
 from model.paged.pool import Copy
 from model.paged.rules import PagedRules
 from model.paged.scheduling import running_phase, waiting_phase
@@ -28,6 +41,14 @@ from model.paged.state import freeze, thaw
 from model.registry import NO_BLOCK, Registry
 from model.requests import RequestSpec
 from model.views import BlockView, EngineView, PoolView, RequestView
+
+HANDOFF_COMMANDS: Mapping[str, tuple[str, Mapping[str, Command]]] = {
+    "prefill": ("submit_prefill", SOURCE_COMMANDS),
+    "decode": ("reserve_destination", DESTINATION_COMMANDS),
+}
+"""Per role: the command that brings a request, and those about one that is there."""
+
+SCAN_VISITS = "handoff_scan_visits"
 
 
 class PagedEngine(Engine):
@@ -49,39 +70,75 @@ class PagedEngine(Engine):
 
     def apply(self, action: Action) -> StepReport:
         """Carry out one action; see ``Engine.apply``."""
-        now = self.core.now
-        report = StepReport(action, start_ns=now, end_ns=now)
+        core = self.core
+        report = StepReport(action, start_ns=core.now, end_ns=core.now)
+        visits = core.scan_visits
         if isinstance(action, Step):
             self._step(action, report)
+            retry_pending(core, report)
         elif isinstance(action, Submit):
             self._submit(action.request)
         elif isinstance(action, Cancel):
             self._cancel(action.id, report)
+        elif isinstance(action, Handoff):
+            self._hand_off(action, report)
         elif isinstance(action, Advance):
             # Nothing falls due by itself in this engine.
-            self.core.now += action.by_ns or 0
-            report.end_ns = self.core.now
+            core.now += action.by_ns or 0
+            report.end_ns = core.now
         else:
-            raise UnknownAction("action", type(action).__name__, "submit, cancel, step, advance")
+            raise UnknownAction("action", type(action).__name__, "submit, cancel, step, advance, handoff")
+        if core.scan_visits != visits:
+            report.costs[SCAN_VISITS] = core.scan_visits - visits
         return report
 
-    def _submit(self, spec: RequestSpec) -> None:
-        if spec.id in self.core.requests:
-            raise BadInput("submit", shown(spec.id), "an id that no live request has")
+    def _request(self, spec: RequestSpec, path: str) -> Request:
+        """A request that is new here.
+
+        Raises:
+            BadInput: if its id is in use.
+        """
+        if is_known(self.core, spec.id):
+            raise BadInput(path, shown(spec.id), "an id that no live request has")
         number = self.registry.number(spec)
         request = Request(spec, number, self.registry.chains[number], self.rules)
+        request.order = self.core.arrivals
+        self.core.arrivals += 1
+        return request
+
+    def _submit(self, spec: RequestSpec) -> None:
+        request = self._request(spec, "submit")
         self.core.requests[spec.id] = request
         self.core.waiting.append(request)
 
     def _cancel(self, id_: str, report: StepReport) -> None:
-        core = self.core
-        request = core.requests.get(id_)
-        if request is None:
+        if withdraw(self.core, report, id_):
+            retry_pending(self.core, report)
+
+    def _hand_off(self, action: Handoff, report: StepReport) -> None:
+        """Carry out a command of the hand-off (vLLM specification 4.1, 4.2); one that has no effect says so in the notes.
+
+        Raises:
+            BadInput: for a command that this role does not know, an id in use, or a destination that cannot be served.
+        """
+        core, verb = self.core, action.verb
+        role = self.config.role
+        begins, commands = HANDOFF_COMMANDS.get(role, ("", {}))
+        if verb == begins:
+            spec = brought(action)
+            if role == "prefill":
+                self._submit(spec)
+                core.handoffs.sources[spec.id] = core.requests[spec.id]
+                return
+            request = self._request(spec, "id")
+            check_destination(core, request)
+            accept_destination(core, report, request)
+        elif verb not in commands:
+            raise unknown_verb(verb, (begins, *commands) if commands else ())
+        elif not commands[verb](core, report, action.id):
+            report.notes.append(("no-effect", verb))
             return
-        queue = core.running if request.status == RUNNING else core.waiting
-        queue.remove(request)
-        core.drop(request)
-        report.cancelled.append(id_)
+        retry_pending(core, report)
 
     def _step(self, action: Step, report: StepReport) -> None:
         core, rules = self.core, self.rules
@@ -110,8 +167,15 @@ class PagedEngine(Engine):
 
     @property
     def busy(self) -> bool:
-        """A request is live."""
-        return bool(self.core.requests)
+        """A request is live, or takes part in a hand-off."""
+        handoffs = self.core.handoffs
+        return bool(self.core.requests or handoffs.held or handoffs.pending or handoffs.reserved)
+
+    def choices(self) -> tuple[Action, ...]:
+        """What the worker at the other end of a hand-off owes: that a transfer ends, that a source is let go."""
+        handoffs = self.core.handoffs
+        activations = tuple(Handoff("activate_destination", id_) for id_ in sorted(handoffs.reserved))
+        return activations + tuple(Handoff("release_source", id_) for id_ in sorted(handoffs.held))
 
     def speculating(self) -> tuple[str, ...]:
         """Every live request may emit in the next pass, but for those that ask for no token."""
@@ -137,8 +201,8 @@ class PagedEngine(Engine):
         return other
 
     def _pinned(self) -> Mapping[str, Sequence[Copy]]:
-        """Blocks held by reservations, by owner; none lasts from one action to the next here."""
-        return {}
+        """Blocks held by reservations, by owner."""
+        return {id_: hold.hits for id_, hold in self.core.handoffs.reserved.items() if hold.hits}
 
     def view(self, blocks: bool = True) -> EngineView:
         """A snapshot; see ``Engine.view``."""
@@ -146,7 +210,7 @@ class PagedEngine(Engine):
         pool = core.pool
         table: dict[Copy, int] = {}
         requests = {}
-        for request in core.requests.values():
+        for request in parties(core) if self.rules.hands_off else core.requests.values():
             held = tuple([table.setdefault(copy, len(table)) for copy in request.blocks]) if blocks else ()
             requests[request.id] = RequestView(
                 request.id,
@@ -167,12 +231,16 @@ class PagedEngine(Engine):
             tuple([request.id for request in core.running]),
             PoolView(pool.total, pool.free, pool.active, len(pool.inactive), pool.reserved),
         )
+        if core.scan_visits:
+            view.costs = {SCAN_VISITS: core.scan_visits}
+        if self.rules.hands_off:
+            view.extra = owners(core)
         if blocks:
             pinned = {
                 id_: tuple([table.setdefault(copy, len(table)) for copy in copies]) for id_, copies in self._pinned().items()
             }
             if pinned:
-                view.extra = {"pinned_blocks": pinned}
+                view.extra = {**view.extra, "pinned_blocks": pinned}
             # A block that the pool knows and no request holds is seen here too, so that a leak shows.
             for copies in pool.index.values():
                 for copy in copies:

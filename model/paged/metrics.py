@@ -29,9 +29,9 @@ class ForwardMetrics:
         var_prefill_length: variance of their prompt lengths.
         num_decode_requests: scheduled requests that computed no prompt token and were not complete before.
         sum_decode_kv_tokens, var_decode_kv_tokens: sum and variance of their sequence lengths.
-        num_queued_prefill: requests that wait and never ran.
+        num_queued_prefill: requests that wait for their prefill and never ran.
         sum_queued_prefill_tokens, var_queued_prefill_length: sum and variance of their prompt lengths.
-        num_queued_decode: requests that wait after a preemption.
+        num_queued_decode: requests that wait after a preemption, with their KV from another worker, or for that KV.
         sum_queued_decode_kv_tokens, var_queued_decode_kv_tokens: sum and variance of their sequence lengths.
         wall_time_ns: virtual duration of the pass.
     """
@@ -62,8 +62,11 @@ def forward_metrics(report: StepReport, after: EngineView) -> ForwardMetrics:
     prefills = [work for work in report.work.values() if work.prompt_tokens]
     decodes = [work.length for work in report.work.values() if not work.prompt_tokens and not work.terminal]
     waiting = [after.requests[id_] for id_ in after.waiting]
-    fresh = [request.prompt for request in waiting if request.status == WAITING]
-    preempted = [request.length for request in waiting if request.status == PREEMPTED]
+    arrived = after.extra.get("active_destinations", ())
+    fresh = [request.prompt for request in waiting if request.status == WAITING and request.id not in arrived]
+    to_decode = [request.length for request in waiting if request.status == PREEMPTED or request.id in arrived]
+    coming = (*after.extra.get("pending_destinations", ()), *after.extra.get("destination_holds", ()))
+    to_decode += [after.requests[id_].prompt for id_ in coming]
     return ForwardMetrics(
         num_prefill_requests=len(prefills),
         sum_prefill_tokens=sum(work.total for work in prefills),
@@ -75,9 +78,9 @@ def forward_metrics(report: StepReport, after: EngineView) -> ForwardMetrics:
         num_queued_prefill=len(fresh),
         sum_queued_prefill_tokens=sum(fresh),
         var_queued_prefill_length=variance(fresh),
-        num_queued_decode=len(preempted),
-        sum_queued_decode_kv_tokens=sum(preempted),
-        var_queued_decode_kv_tokens=variance(preempted),
+        num_queued_decode=len(to_decode),
+        sum_queued_decode_kv_tokens=sum(to_decode),
+        var_queued_decode_kv_tokens=variance(to_decode),
         wall_time_ns=report.end_ns - report.start_ns,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from model.events import Admission, Work
-from model.paged.admission import Cost, Verdict, judge, look_up
+from model.paged.admission import NOTHING_CACHED, Cost, Verdict, headroom, judge, look_up
 from model.paged.core import RUNNING, Core, Pass, Request, evicted, finalize, preempt, record, refund
 from model.paged.rules import cdiv
 
@@ -39,26 +39,44 @@ def running_phase(core: Core, step: Pass) -> None:
 def waiting_phase(core: Core, step: Pass) -> None:
     """Admit from the head of the queue while nothing was preempted and slots are left.
 
-    The first request that does not fit ends it: a smaller follower never overtakes. A throttled pass prefills nobody. The loop
-    does not look at the budget; with none left the head is still looked up and judged before it is found blocked.
+    The first request that does not fit ends it: a smaller follower never overtakes. A throttled pass prefills nobody, and
+    neither does one with destinations pending. The loop does not look at the budget; with none left the head is still looked
+    up and judged before it is found blocked.
     """
     rules = core.rules
     while core.waiting and not step.preempted_any and len(core.running) < rules.max_seqs:
-        head = core.waiting[0]
+        head = next_in_turn(core)
+        if rules.scans_needlessly:
+            # Finding 5: computed for everybody, needed or not.
+            headroom(core, head)
         if head.prompt >= rules.max_length:
             reject(core, step, head)
             continue
-        cost = look_up(core, head)
-        verdict = judge(core, head, cost)
+        if head.prebuilt:
+            cost, verdict = NOTHING_CACHED, Verdict.ADMIT
+        elif core.handoffs.pending:
+            return
+        else:
+            cost = look_up(core, head)
+            verdict = judge(core, head, cost)
         if verdict is Verdict.REJECT:
             reject(core, step, head)
             continue
-        if step.throttled and head.length - cost.cached > 1:
+        if step.throttled and head.length - head.computed - cost.cached > 1:
             return
         if verdict is Verdict.WAIT or schedule(core, step, head, cost) is not Outcome.SCHEDULED:
             return
         if not step.budget and not step.report.work[head.id].total:
             return
+
+
+def next_in_turn(core: Core) -> Request:
+    """Who is looked at next: the head of the queue; while destinations are pending, the first that has its KV, if any."""
+    if core.handoffs.pending:
+        for request in core.waiting:
+            if request.prebuilt:
+                return request
+    return core.waiting[0]
 
 
 def reject(core: Core, step: Pass, head: Request) -> None:

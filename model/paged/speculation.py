@@ -79,11 +79,11 @@ def emit_burst(core: Core, step: Pass, request: Request, tokens: int) -> int:
                 taken += 1
             request.allocated = held
         if request.complete:
-            signal_end(step.report, request, token=True)
+            signal_end(core, step.report, request, token=True)
         else:
             step.report.signals.append(Signal(request.id, token=True, completed=False))
     if request.complete:
-        core.drop(request)
+        core.complete(request, step.report)
     else:
         request.computed = request.length - 1
     return taken

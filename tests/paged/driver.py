@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import define, field
 
-from model.actions import Cancel, Step, Submit
+from model.actions import Cancel, Handoff, Step, Submit
 from model.config import EngineConfig
 from model.events import StepReport, Stored
 from model.paged.engine import PagedEngine
@@ -156,3 +156,16 @@ class Mirror:
                         assert block in self.cached, "removed without having been stored"
                         self.cached.remove(block)
         return frozenset(self.cached)
+
+
+def command(engine: PagedEngine, verb: str, id_: str, prompt: int | Prompt | None = None, output: int = 1) -> StepReport:
+    """A hand-off command; a prompt given as a length shares nothing with any other."""
+    request = None
+    if prompt is not None:
+        request = RequestSpec(id_, prompt if isinstance(prompt, Prompt) else text((id_, prompt)), output)
+    return engine.apply(Handoff(verb, id_, request))
+
+
+def noted(report: StepReport, kind: str) -> list[Any]:
+    """The details of the notes of one kind."""
+    return [details for name, details in report.notes if name == kind]
