@@ -7,6 +7,9 @@ from model import engine as parts
 from model.config import PAGED, EngineConfig
 from model.views import PARKED, RUNNING, EngineView
 
+OWNERS = ("held_sources", "pending_destinations", "destination_holds", "active_destinations", "sources")
+"""The owner collections of hand-offs in a view; a request is in at most one of them."""
+
 
 def paged(config: EngineConfig) -> bool:
     """The scheduler works on a block pool."""
@@ -202,17 +205,20 @@ def slot_limit(view: EngineView, config: EngineConfig) -> Found:
 
 @on_state(
     "drains-empty",
-    "With no live request nothing is held: no active block, no queued id.",
+    "With no live request nothing is held: no active block, no queued id, no part in a hand-off.",
     "vLLM specification L-DRAIN; SGLang specification R2",
     needs={parts.REQUESTS, parts.POOL, parts.QUEUES},
     kind="progress",
 )
 def drains_empty(view: EngineView, config: EngineConfig) -> Found:
     """An idle engine holds nothing."""
-    if view.requests or view.next_deadline_ns is not None or view.extra.get("held_blocks") or view.extra.get("pinned_blocks"):
+    if view.requests or view.next_deadline_ns is not None:
         return None
     if view.pool.active:
         return f"{view.pool.active} blocks are active with no live request"
     if view.waiting or view.running:
         return f"queued ids of no live request: {list(view.waiting + view.running)}"
+    owners = [name for name in OWNERS if view.extra.get(name)]
+    if owners:
+        return f"no request is known, and {', '.join(owners)} is not empty"
     return True

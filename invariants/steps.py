@@ -84,7 +84,7 @@ def arrival_order(step: Transition) -> Found:
 
 @on_step(
     "terminal-once",
-    "A request ends once: one completing signal, nothing after it, and none for a request that is not live.",
+    "A request ends once: one completing signal, nothing after it, and none for a request that is not live or just refused.",
     "vLLM specification S-SIG; SGLang specification S11",
     needs={parts.SIGNALS, parts.REQUESTS},
 )
@@ -95,8 +95,10 @@ def terminal_once(step: Transition) -> Found:
     if not signals and before.keys() <= after.keys():
         return None
     ended: set[str] = set()
+    action = step.report.action
+    arriving = action.request.id if isinstance(action, Submit) else None
     for signal in signals:
-        if signal.id not in before:
+        if signal.id not in before and not (signal.rejected and signal.id == arriving):
             return f"a signal for {signal.id}, which is not live"
         if signal.id in ended:
             return f"a signal for {signal.id} behind the one that completed it"
@@ -110,8 +112,9 @@ def terminal_once(step: Transition) -> Found:
     for id_ in ended:
         if id_ in after and id_ not in step.after.extra.get("held_sources", ()):
             return f"{id_} completed and is still live"
+    released = step.before.extra.get("held_sources", ())
     for id_ in gone:
-        if id_ not in ended and id_ not in step.report.cancelled and id_ not in step.after.extra.get("parked", ()):
+        if id_ not in ended and id_ not in step.report.cancelled and id_ not in released:
             return f"{id_} is gone without a completing signal"
     return True
 

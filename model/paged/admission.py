@@ -119,10 +119,16 @@ def still_to_take(core: Core) -> int:
 def headroom(core: Core, candidate: Request | None = None) -> int:
     """Blocks that accepted hand-offs will take before they complete, beyond those they have (4.4); ``handoff_room`` tells which.
 
-    Only TensorRT-LLM's policy uses the value. The requests looked at are counted: finding 5 is to look at all there are.
+    Only TensorRT-LLM's policy uses the value. The requests looked at are counted.
     """
-    core.scan_visits += len(core.requests if core.rules.scans_needlessly else core.handoffs.active)
+    if not core.rules.scans_needlessly:
+        core.scan_visits += len(core.handoffs.active)
     return handoff_room(core, candidate)
+
+
+def scan_needlessly(core: Core) -> None:
+    """Finding 5: look at every request to find the headroom, before anybody asks whether it is needed."""
+    core.scan_visits += len(core.requests)
 
 
 def handoff_room(core: Core, candidate: Request | None = None) -> int:

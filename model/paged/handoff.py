@@ -22,7 +22,15 @@ from typing import Any
 
 from model.errors import BadInput, shown
 from model.events import StepReport
-from model.paged.admission import cached_run, can_serve, handoff_room, headroom, still_to_take, to_completion_blocks
+from model.paged.admission import (
+    cached_run,
+    can_serve,
+    handoff_room,
+    headroom,
+    scan_needlessly,
+    still_to_take,
+    to_completion_blocks,
+)
 from model.paged.core import PARKED, RUNNING, WAITING, Core, Hold, Request, evicted, finalize
 from model.paged.rules import cdiv
 
@@ -176,8 +184,7 @@ def retry_pending(core: Core, report: StepReport) -> None:
         handoffs.tried = bool(handoffs.pending)
         return
     if rules.scans_needlessly:
-        # Finding 5: computed before anybody looks whether it is needed.
-        headroom(core)
+        scan_needlessly(core)
     if not handoffs.pending or handoffs.tried:
         return
     request = next(iter(handoffs.pending.values()))

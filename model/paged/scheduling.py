@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 from model.events import Admission, Work
-from model.paged.admission import NOTHING_CACHED, Cost, Verdict, headroom, judge, look_up
+from model.paged.admission import NOTHING_CACHED, Cost, Verdict, judge, look_up, scan_needlessly
 from model.paged.core import RUNNING, Core, Pass, Request, evicted, finalize, preempt, record, refund
 from model.paged.rules import cdiv
 
@@ -47,8 +47,7 @@ def waiting_phase(core: Core, step: Pass) -> None:
     while core.waiting and not step.preempted_any and len(core.running) < rules.max_seqs:
         head = next_in_turn(core)
         if rules.scans_needlessly:
-            # Finding 5: computed for everybody, needed or not.
-            headroom(core, head)
+            scan_needlessly(core)
         if head.prompt >= rules.max_length:
             reject(core, step, head)
             continue
