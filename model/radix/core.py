@@ -97,9 +97,7 @@ class Core:
         self.rules = rules
         self.registry = registry
         self.pool = PagePool(rules.num_pages)
-        self.tree = RadixTree(
-            tight_splits=not rules.split_keeps_capacity, tight_truncation=not rules.truncation_keeps_capacity
-        )
+        self.tree = RadixTree(tight_splits=not rules.split_keeps_capacity, tight_truncation=not rules.truncation_keeps_capacity)
         self.publisher = Publisher(registry) if rules.publishes else None
         self.requests: dict[str, Request] = {}
         self.waiting: deque[Request] = deque()

@@ -89,9 +89,7 @@ def add_blocks(core: Core, view: EngineView, table: dict[int, int]) -> None:
     for request in core.requests.values():
         for page in request.pages:
             holders[page] = holders.get(page, 0) + 1
-    view.blocks = tuple(
-        [BlockView(identities.get(page, NO_BLOCK), holders.get(page, 0), 0, page in unlocked) for page in table]
-    )
+    view.blocks = tuple([BlockView(identities.get(page, NO_BLOCK), holders.get(page, 0), 0, page in unlocked) for page in table])
     view.cached = frozenset(identities.values())
     view.tree = tuple(shown)
     leases = {}
