@@ -63,7 +63,7 @@ def invariants_json() -> list[dict[str, Any]]:
             "id": id_,
             "kind": same[0].kind,
             "statement": " ".join(dict.fromkeys(check.statement for check in same)),
-            "source": "; ".join(dict.fromkeys(check.source for check in same)),
+            "source": "; ".join(dict.fromkeys(part for check in same for part in check.source.split("; "))),
             "catches": list(dict.fromkeys(defect for check in same for defect in check.catches)),
         }
         for id_, same in checks.items()
