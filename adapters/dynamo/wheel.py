@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from fractions import Fraction
 from math import gcd, isnan
 from pathlib import Path
 from types import TracebackType
@@ -47,10 +46,12 @@ from model.paged.metrics import ForwardMetrics
 
 WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS_MAX = 60.0
+POLL_SECONDS = 0.1
 SAMPLES_MAX = 100_000
 NANOSECONDS_PER_SECOND = 1_000_000_000
-METRICS = tuple(attribute.name for attribute in attrs.fields(ForwardMetrics) if attribute.name != "wall_time_ns")
-"""Figures that the engine reports under the names we use."""
+METRICS = tuple(attribute.name for attribute in attrs.fields(ForwardMetrics))[:-1]
+"""Figures that the engine reports under the names we use, variances as floats; the last of ours is the duration."""
+WALL_TIME = "wall_time"
 STATUSES = {"completed": FINISHED, "rejected": REJECTED}
 SHOWN = frozenset({parts.SIGNALS, parts.POOL, parts.PREEMPTIONS})
 """What of ``model.engine.PARTS`` is shown at all, in sums and at the end: no ids within a pass, no block, no event."""
@@ -74,7 +75,7 @@ class Wheel:
 
     release: Release
 
-    def __init__(self, python: str | None = None, *, cpu_seconds_max: float = 2.0) -> None:
+    def __init__(self, python: str | None = None, *, cpu_seconds_max: float = 0.5) -> None:
         """Start a worker.
 
         Args:
@@ -88,7 +89,8 @@ class Wheel:
         self.python = python or sys.executable
         self.cpu_seconds_max = cpu_seconds_max
         self.kills = 0
-        self._folder = tempfile.TemporaryDirectory(prefix="infercheck-")
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folder = tempfile.TemporaryDirectory(prefix="infercheck-", dir=memory)
         self._worker: subprocess.Popen[bytes] | None = None
         self._read = b""
         self._start()
@@ -105,7 +107,15 @@ class Wheel:
         self._folder.cleanup()
 
     def run(
-        self, config: EngineConfig, workload: Workload, *, cap_ns: Nanoseconds, record: bool = True, counters: bool = True
+        self,
+        config: EngineConfig,
+        workload: Workload,
+        *,
+        cap_ns: Nanoseconds,
+        record: bool = True,
+        counters: bool = True,
+        tail_ns: Nanoseconds | None = None,
+        before_hang: bool = True,
     ) -> Observation:
         """Run a workload.
 
@@ -115,6 +125,8 @@ class Wheel:
             cap_ns: virtual time after which the run is cut off.
             record: see the passes too, not only the fate of requests.
             counters: with ``record``, sample block counters too, where the release has them.
+            tail_ns: where requests are left, record only so long behind the last arrival and the last end.
+            before_hang: of a run that hangs, find out what came before, which takes as long as the hang again.
 
         Raises:
             BadInput: for what this engine cannot be told.
@@ -124,10 +136,14 @@ class Wheel:
             raise BadInput("requests", "none", "at least one")
         asked = self._request(config, workload, cap_ns)
         asked["record"] = record
+        asked["tail_ms"] = None if tail_ns is None else milliseconds(tail_ns)
         asked["sample_ms"] = self._sample_ms(config, workload, cap_ns) if counters else None
         answer = self._ask(asked)
         if answer is None:
-            return self._before_hang(asked, workload)
+            seen_ms = self._hangs_at(asked) if record and before_hang else None
+            answer = None if seen_ms is None else self._ask({**asked, "cap_ms": seen_ms})
+            hung = {"requests": (), **(answer or {}), "outcome": HANG, "detail": "", "seen_ms": seen_ms}
+            return self._observation(hung, workload)
         if answer["outcome"] == "error":
             raise EngineError(answer["detail"])
         return self._observation(answer, workload)
@@ -139,25 +155,20 @@ class Wheel:
             "rows": trace_text(workload),
             "count": len(workload.requests),
             "cap_ms": milliseconds(cap_ns),
-            "times": {
+            "recorder": {
                 "prefill_ms": milliseconds(nanoseconds(timing.prefill_ms)),
                 "decode_ms": max(milliseconds(nanoseconds(timing.decode_ms)), self.release.decode_ms_least),
                 "arrivals_ms": [milliseconds(timed.arrival_ns) for timed in workload.requests],
+                "metrics": [*METRICS, WALL_TIME],
             },
             "until_killed": False,
         }
 
-    def _before_hang(self, asked: dict[str, Any], workload: Workload) -> Observation:
-        """A run that hangs, as far as there was anything to see: up to its last tick."""
-        seen_ms: float | None = None
-        if asked["record"]:
-            self._ask({**asked, "until_killed": True})
-            (at,) = TICK.unpack(Path(self._folder.name, LAST_TICK).read_bytes())
-            seen_ms = None if isnan(at) else at
-        answer: dict[str, Any] | None = None
-        if seen_ms is not None:
-            answer = self._ask({**asked, "cap_ms": seen_ms})
-        return self._observation({"requests": (), **(answer or {}), "outcome": HANG, "detail": "", "seen_ms": seen_ms}, workload)
+    def _hangs_at(self, asked: dict[str, Any]) -> float | None:
+        """The last tick before a hang, in ms; None when there was none."""
+        self._ask({**asked, "until_killed": True})
+        (at,) = TICK.unpack(Path(self._folder.name, LAST_TICK).read_bytes())
+        return None if isnan(at) else float(at)
 
     def _sample_ms(self, config: EngineConfig, workload: Workload, cap_ns: Nanoseconds) -> float | None:
         """A sampling interval that meets every instant at which something can happen; None if that were too often."""
@@ -242,12 +253,15 @@ class Wheel:
         assert worker is not None
         assert worker.stdout is not None
         stream = worker.stdout.fileno()
-        used = _cpu_seconds(worker.pid)
+        used: float | None = None
         latest = time.monotonic() + 10 * cpu_seconds_max
         while b"\n" not in self._read:
-            readable, _, _ = select.select([stream], [], [], min(cpu_seconds_max, 1.0))
+            readable, _, _ = select.select([stream], [], [], POLL_SECONDS)
             if not readable:
-                if time.monotonic() > latest or _cpu_seconds(worker.pid) - used > cpu_seconds_max:
+                # The clock of a run starts at the first look at it that finds it unfinished, to save the others the look.
+                now = _cpu_seconds(worker.pid)
+                used = now if used is None else used
+                if now - used > cpu_seconds_max or time.monotonic() > latest:
                     return None
                 continue
             more = os.read(stream, 1 << 20)
@@ -297,10 +311,9 @@ def _request_record(row: dict[str, Any], id_: str) -> RequestRecord:
     )
 
 
-def _pass_record(at_ms: float, row: dict[str, Any]) -> PassRecord:
-    figures: dict[str, Any] = {name: Fraction(row[name]) if name.startswith("var_") else row[name] for name in METRICS}
-    figures["wall_time_ns"] = round(row["wall_time"] * NANOSECONDS_PER_SECOND)
-    return PassRecord(_ns(at_ms), ForwardMetrics(**figures))
+def _pass_record(at_ms: float, figures: list[Any]) -> PassRecord:
+    sums = dict(zip(METRICS, figures, strict=False))
+    return PassRecord(_ns(at_ms), ForwardMetrics(**sums, wall_time_ns=round(figures[-1] * NANOSECONDS_PER_SECOND)))
 
 
 def _accept_samples(rows: list[tuple[float, float, int]]) -> tuple[AcceptSample, ...]:

@@ -56,16 +56,20 @@ class Recorder:
     sums are the next instants to look at. An observer that looks less often sees only the last pass of those in between.
     """
 
-    def __init__(self, times: Document, last_tick: mmap.mmap) -> None:
-        """For the pass times and the arrivals (at least one) in ``times``; every tick is noted in ``last_tick``."""
-        self.prefill_ms = times["prefill_ms"]
-        self.decode_ms = times["decode_ms"]
-        self.arrivals: frozenset[float] = frozenset(times["arrivals_ms"])
+    def __init__(self, asked: Document, last_tick: mmap.mmap) -> None:
+        """For the pass times, the arrivals (at least one) and the figures of passes wanted, as ``asked``.
+
+        Every tick is noted in ``last_tick``.
+        """
+        self.prefill_ms = asked["prefill_ms"]
+        self.decode_ms = asked["decode_ms"]
+        self.arrivals: frozenset[float] = frozenset(asked["arrivals_ms"])
+        self.metrics: list[str] = asked["metrics"]
         self.last_tick = last_tick
         self.last_ms: float | None = None
         self.due: list[float] = sorted(self.arrivals)
         self.planned = set(self.due)
-        self.passes: list[tuple[float, Document]] = []
+        self.passes: list[tuple[float, list[Any]]] = []
         self.accepts: list[tuple[float, float, int]] = []
 
     def initial_tick_ms(self) -> float:
@@ -77,7 +81,7 @@ class Recorder:
         now = self.last_ms = snapshot["now_ms"]
         self.last_tick[:8] = TICK.pack(now)
         records = snapshot["decode_fpm_snapshots"]
-        self.passes += [(now, record) for record in records]
+        self.passes += [(now, [record[name] for name in self.metrics]) for record in records]
         traffic = snapshot["traffic"]
         forwards = traffic["accept_length_forward_count"]
         if forwards:
@@ -130,6 +134,7 @@ class Runner:
             out.write(NO_TICK)
             out.flush()
             self.last_tick = mmap.mmap(out.fileno(), len(NO_TICK))
+        self.written: str | None = None
         self.engine_text: str | None = None
         self.engine: Any = None
 
@@ -151,8 +156,10 @@ class Runner:
 
     def replay(self, rows: str, cap_ms: float, **more: Any) -> Any:
         """One run over ``rows``."""
-        with open(self.path, "w") as out:
-            out.write(rows)
+        if rows != self.written:
+            with open(self.path, "w") as out:
+                out.write(rows)
+            self.written = rows
         return self.core.run_mocker_trace_replay(
             [self.path],
             extra_engine_args=self.engine,
@@ -182,9 +189,13 @@ class Runner:
         if len(requests) < asked["count"]:
             answer.update(self.dead_end(rows, cap_ms))
         if asked["record"]:
-            end_ms = max(request["terminal_ms"] for request in requests) if answer["outcome"] == "ok" else cap_ms
+            end_ms = max((request["terminal_ms"] for request in requests), default=0.0)
+            if answer["outcome"] != "ok":
+                latest_ms = max(end_ms, *asked["recorder"]["arrivals_ms"])
+                end_ms = cap_ms if asked["tail_ms"] is None else min(cap_ms, latest_ms + asked["tail_ms"])
             recorded = self.record(asked, followed, end_ms)
-            if recorded.pop("requests") != requests:
+            shown = [request for request in requests if request["terminal_ms"] <= end_ms]
+            if recorded.pop("requests") != shown:
                 return {"outcome": "error", "detail": "the run differs when it is watched"}
             answer.update(recorded)
         return answer
@@ -199,7 +210,7 @@ class Runner:
 
     def before_dead_end(self, asked: Document, rows: str) -> Document:
         """What there was to see up to the last tick before the engine gives up."""
-        recorder = Recorder(asked["times"], self.last_tick)
+        recorder = Recorder(asked["recorder"], self.last_tick)
         try:
             self.replay(rows, asked["cap_ms"], scaling_policy=recorder)
         except Exception:
@@ -215,7 +226,7 @@ class Runner:
 
     def record(self, asked: Document, rows: str, end_ms: float) -> Document:
         """A run up to ``end_ms`` with its passes and counters."""
-        recorder = Recorder(asked["times"], self.last_tick)
+        recorder = Recorder(asked["recorder"], self.last_tick)
         more: Document = {"scaling_policy": recorder}
         samples = None
         if asked["sample_ms"]:
