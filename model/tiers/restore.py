@@ -15,23 +15,22 @@ or on disk, pending or not. Its *target* is as much of the head of ``P`` as host
 2. The target is then *claimed* until the request loads it, is admitted without it, or ends. Promotions spare the claims of
    others. Stores do not: they happen only in a pass that computes something.
 3. A request that finds no room, and has no claim, waits holding nothing; it looks again when a transfer ends or a claim does.
-4. A request that has a claim does not wait for room: it extends its claim if there is room at once, and else goes on with what
-   it has.
+4. A request that has a claim may extend it, to a block that a store has evicted or that has become recoverable. It waits for
+   room that transfers take up now, but not for the claims of others: it then goes on with what it has.
 
 Why every restore ends.
 
 * *No block is read twice for nothing.* A promoted block is claimed. It leaves host memory only through a store, in a pass that
   gets work done. So between two things that count as progress a block is promoted at most once, for one request, and a request
   promotes no more than its target.
-* *A claim is used up.* Its owner waits for reads and copies alone, each of which ends by itself, never for room (4). Once its
-  blocks are there it needs GPU blocks, which running requests and ended loads give up without ever asking for host memory. So it
-  loads, or is admitted, and the claim ends.
+* *A claim is used up.* Its owner waits for reads and copies alone, each of which ends by itself (4). Once its blocks are there
+  it needs GPU blocks, which running requests and ended loads give up without ever asking for host memory. So it loads, or is
+  admitted, and the claim ends.
 * *Whoever waits for room gets it.* By (3) waiting requests without a claim take nothing from one another. What is in their way
   is pinned or pending, which ends by itself, or claimed, which ends as just said; both wake them. With nothing in its way a
   target fits, by its definition. Ready requests are looked up in the order in which they joined the queue, before new ones.
 
-Claims are taken all at once and never extended by waiting, so there is no circle of requests that hold and wait, however many
-there are.
+Nobody who has a claim waits for a claim, so there is no circle of requests that hold and wait, however many there are.
 
 What that keeps: a request waits out pins that stand between it and a prefix that fits; other requests' blocks that nobody
 claims are evicted in their order; a block that is pending for somebody else is waited for, not read again; with reads that
@@ -104,13 +103,12 @@ def stage_whole(offload: Offload, disk: Disk, owner: str, run: Sequence[int], no
     if Probe.PENDING in found:
         # Somebody is writing it; that ends, and then it can be read.
         return True
-    spared = set(run)
-    for other, claimed in offload.claims.items():
-        if other != owner:
-            spared.update(claimed)
-    reserved = host.reserve(EXTERNAL, owner, target, spared)
+    claimed = {block for other, blocks in offload.claims.items() if other != owner for block in blocks}
+    reserved = host.reserve(EXTERNAL, owner, target, claimed.union(run))
     if isinstance(reserved, Refusal):
-        return owner not in offload.claims
+        # Who holds a claim waits for what ends by itself, and for no other claim.
+        kept = sum(1 for block in host.entries if block in claimed or block in run)
+        return owner not in offload.claims or len(absent) <= offload.rules.host_blocks - kept
     began = begin_read(offload, disk, owner, (reserved.transfer.id,), absent, now)
     assert began, "every absent block of a target is on disk"
     offload.claims.setdefault(owner, {}).update(dict.fromkeys(target))
