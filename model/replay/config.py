@@ -183,6 +183,30 @@ class ReplayConfig:
         assert isinstance(config, ReplayConfig)
         return config
 
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``from_json`` reads back to an equal configuration; fields at their default are left out."""
+        written: dict[str, Any] = {"format": self.format}
+        for attribute in attrs.fields(ReplayConfig):
+            value = getattr(self, attribute.name)
+            if attribute.name not in written and value != _default(attribute):
+                written[attribute.name] = _plain(value)
+        return written
+
+
+def _default(attribute: attrs.Attribute[Any]) -> Any:
+    default: Any = attribute.default
+    return default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    """Nested classes as objects without the fields at their default, tuples as lists."""
+    if attrs.has(type(value)):
+        fields = [(one.name, getattr(value, one.name), _default(one)) for one in attrs.fields(type(value))]
+        return {name: _plain(given) for name, given, default in fields if given != default}
+    if isinstance(value, tuple):
+        return [_plain(element) for element in value]
+    return dict(value) if isinstance(value, Mapping) else value
+
 
 def _read(cls: Any, value: object, path: str) -> Any:
     """An instance of an attrs class from a JSON object."""

@@ -205,6 +205,33 @@ def test_a_configuration_is_checked_field_by_field(given: dict[str, Any], path: 
     assert caught.value.path == path
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"format": "mooncake", "rows": [row(0)], "block_size": 4},
+        {"format": "mooncake-delta", "file": "t.jsonl", "speedup": 2.5, "workers": 3, "mode": {"concurrency": 2}},
+        {"format": "agentic_mooncake", "rows": [{}], "lanes": 2, "sla": {"e2e_ms": 9.0}, "window_ms": 5.0, "strict": True},
+        {"format": "mooncake", "rows": [], "interruptions": [{"request": "a", "after_ms": 3.0, "status": "failed"}]},
+        {
+            "format": "synthetic",
+            "synthetic": {
+                "block_size": 8,
+                "sessions": 2,
+                "input": {"mean": 8, "std": 2},
+                "output": {"mean": 2},
+                "arrivals": {"law": "poisson", "rate_per_s": 3},
+                "delays": {"law": "constant", "mean_ms": 5},
+            },
+            "block_size": 4,
+        },
+    ],
+)
+def test_a_configuration_is_written_as_it_was_read(given: dict[str, Any]) -> None:
+    config = ReplayConfig.from_json(given)
+    assert config.to_json() == given
+    assert ReplayConfig.from_json(config.to_json()) == config
+
+
 @pytest.mark.parametrize("speedup", [0, -1])
 def test_a_speed_up_matters_in_trace_mode_alone(speedup: float) -> None:
     with refused("E_SPEEDUP"):

@@ -39,14 +39,14 @@ class ToyEngine(Engine):
         self.decode_ns = round(decode_ms * NANOSECONDS_PER_MS)
         self.burst = burst
         self.max_model_len = max_model_len
-        self.live: dict[str, _Request] = {}
+        self.requests: dict[str, _Request] = {}
 
     def apply(self, action: Action) -> StepReport:
         report = StepReport(action, start_ns=self.now, end_ns=self.now)
         if isinstance(action, Submit):
             self._submit(action.request)
         elif isinstance(action, Cancel):
-            if self.live.pop(action.id, None):
+            if self.requests.pop(action.id, None):
                 report.cancelled.append(action.id)
         elif isinstance(action, Step):
             self._step(report)
@@ -58,19 +58,19 @@ class ToyEngine(Engine):
         return report
 
     def _submit(self, spec: RequestSpec) -> None:
-        if spec.id in self.live:
+        if spec.id in self.requests:
             raise BadInput("submit", shown(spec.id), "an id that no live request has")
         room = spec.output if self.max_model_len is None else max(self.max_model_len - spec.prompt.length, 0)
-        self.live[spec.id] = _Request(spec, min(spec.output, room))
+        self.requests[spec.id] = _Request(spec, min(spec.output, room))
 
     def _step(self, report: StepReport) -> None:
         report.is_pass = True
         prefills = decodes = 0
-        for id_, request in list(self.live.items()):
+        for id_, request in list(self.requests.items()):
             prompt = request.spec.prompt.length
             if self.max_model_len is not None and prompt >= self.max_model_len:
                 report.signals.append(Signal(id_, token=False, completed=True, rejected=True))
-                del self.live[id_]
+                del self.requests[id_]
                 continue
             length = prompt + request.generated
             if request.running:
@@ -93,21 +93,21 @@ class ToyEngine(Engine):
         id_ = request.spec.id
         if not request.limit:
             report.signals.append(Signal(id_, token=False, completed=True))
-            del self.live[id_]
+            del self.requests[id_]
             return
         for _ in range(tokens):
             request.generated += 1
             done = request.generated == request.limit
             report.signals.append(Signal(id_, token=True, completed=done))
             if done:
-                del self.live[id_]
+                del self.requests[id_]
 
     @property
     def busy(self) -> bool:
-        return bool(self.live)
+        return bool(self.requests)
 
     def view(self, blocks: bool = True) -> EngineView:
-        requests: Mapping[str, RequestView] = {
+        shown_requests: Mapping[str, RequestView] = {
             id_: RequestView(
                 id_,
                 RUNNING if one.running else WAITING,
@@ -117,11 +117,11 @@ class ToyEngine(Engine):
                 one.spec.prompt.length if one.running else 0,
                 one.spec.prompt.length if one.running else 0,
             )
-            for id_, one in self.live.items()
+            for id_, one in self.requests.items()
         }
-        waiting = tuple(id_ for id_, one in self.live.items() if not one.running)
-        running = tuple(id_ for id_, one in self.live.items() if one.running)
-        return EngineView(self.now, requests, waiting, running, PoolView(1 << 20, 1 << 20, 0, 0))
+        waiting = tuple(id_ for id_, one in self.requests.items() if not one.running)
+        running = tuple(id_ for id_, one in self.requests.items() if one.running)
+        return EngineView(self.now, shown_requests, waiting, running, PoolView(1 << 20, 1 << 20, 0, 0))
 
     def freeze(self) -> bytes:
         raise NotImplementedError
