@@ -64,11 +64,20 @@ def engine_argument(config: EngineConfig, release: Release) -> dict[str, Any]:
 
 
 def _refuse_inexpressible(config: EngineConfig, release: Release) -> None:
-    if config.role != "aggregated":
-        raise BadInput("engine.role", shown(config.role), f'"aggregated" with {release.name}')
+    here = f"with {release.name}"
+    only = {"role": "aggregated", "dp_size": 1, "tiers": None}
+    if not release.mapping:
+        only["prefill_decode_interval"] = 0
+        if config.scheduler != "vllm":
+            only["max_model_len"] = None
+    for name, allowed in only.items():
+        value = getattr(config, name)
+        if value != allowed:
+            raise BadInput(f"engine.{name}", shown(value), f"{shown(allowed)} {here}")
     for name in ("prefill_ms_per_token", "decode_ms_per_request"):
-        if getattr(config.timing, name):
-            raise BadInput(f"engine.timing.{name}", shown(getattr(config.timing, name)), f"0 with {release.name}")
+        value = getattr(config.timing, name)
+        if value:
+            raise BadInput(f"engine.timing.{name}", shown(value), f"0 {here}")
 
 
 def trace_text(workload: Workload) -> str:
