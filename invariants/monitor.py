@@ -11,7 +11,8 @@ import invariants.guaranteed
 import invariants.handoff
 import invariants.states
 import invariants.steps
-import invariants.tiers  # noqa: F401  (declares its invariants)
+import invariants.tiers
+import invariants.tree  # noqa: F401  (declares its invariants)
 from invariants.framework import Suite, Transition, Violation
 from invariants.progress import ProgressMonitor
 from model.actions import Action, Submit

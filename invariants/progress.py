@@ -18,9 +18,9 @@ from attrs import define, field, frozen
 
 from invariants.framework import PROGRESS, Invariant, Violation, declare
 from model import engine as parts
-from model.actions import Advance, Step
+from model.actions import Advance, Step, is_owed
 from model.engine import Engine
-from model.events import StepReport
+from model.events import DEFERRED, StepReport
 
 STALL = "stall"
 PREEMPTION_CYCLE = "preemption-cycle"
@@ -168,6 +168,8 @@ class ProgressMonitor:
     _servable: dict[str, bool] = field(factory=dict)
     _seen: dict[bytes, int] = field(factory=dict)
     _since: list[StepReport] = field(factory=list)
+    _idle: dict[int, StepReport] = field(factory=dict)
+    """The last pass of each worker, since one had an effect."""
     _high_water: dict[str, int] = field(factory=dict)
     _preempted: dict[str, int] = field(factory=dict)
     _actions: int = 0
@@ -182,7 +184,8 @@ class ProgressMonitor:
         self._actions += 1
         found = self._refusals(report)
         found += self._preemptions(report)
-        for id_ in (*report.finished, *report.rejected, *report.cancelled):
+        ended = [id_ for id_ in report.finished if id_ not in report.handed_over]
+        for id_ in (*ended, *report.rejected, *report.cancelled):
             self._servable.pop(id_, None)
             self._high_water.pop(id_, None)
         if not isinstance(report.action, Step | Advance) or report.made_progress:
@@ -195,10 +198,12 @@ class ProgressMonitor:
     def _restart(self) -> None:
         self._seen.clear()
         self._since.clear()
+        self._idle.clear()
 
     def _recurrence(self, report: StepReport) -> list[Violation]:
         engine = self.engine
-        if not engine.busy:
+        if not engine.busy or any(is_owed(action) for action in engine.choices()):
+            # Idle, or the next move is not the engine's.
             self._restart()
             return []
         self.exercised["no-stall"] += 1
@@ -207,15 +212,21 @@ class ProgressMonitor:
         due = any(view.next_deadline_ns is not None for view in engine.views(blocks=False))
         if not report.is_pass:
             # Time alone makes no cycle: there is a pass on each.
+            self._idle.clear()
             return []
-        if not report.had_effect:
+        at_work = set(engine.at_work())
+        if not report.had_effect and not any(kind == DEFERRED for kind, _ in report.notes):
             # A pass that finds nothing to do, while something is due, says no more than that it is time to advance.
-            return [] if due else self._close([report], self._actions - 1)
+            self._idle[report.worker] = report
+            stuck = not due and at_work <= self._idle.keys()
+            return self._close(list(self._idle.values()), self._actions - len(self._idle)) if stuck else []
+        self._idle.clear()
         state = engine.freeze()
         first = self._seen.setdefault(state, self._actions)
-        if first != self._actions:
-            length = self._actions - first
-            return self._close(self._since[-length:], first)
+        cycle = self._since[len(self._since) - (self._actions - first) :]
+        # A cycle on which a worker that could do something has no turn shows nothing.
+        if cycle and at_work <= {turn.worker for turn in cycle if turn.is_pass}:
+            return self._close(cycle, first)
         return []
 
     def _close(self, cycle: Sequence[StepReport], stem: int) -> list[Violation]:
@@ -233,7 +244,7 @@ class ProgressMonitor:
             if self._servable.get(id_):
                 found.append(Violation("servable-finishes", f"{id_} can be served here and was refused", self._actions))
         for id_ in report.finished:
-            if self._servable.get(id_) is False:
+            if self._servable.get(id_) is False and id_ not in report.handed_over:
                 found.append(Violation("unservable-refused", f"{id_} finished, though it cannot be served here", self._actions))
         return found
 

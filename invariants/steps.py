@@ -70,9 +70,15 @@ def arrival_order(step: Transition) -> Found:
     if extra and (extra.get("pending_destinations") or "connector" in extra):
         return None
     left = [admission.id for admission in report.admissions if admission.id in before]
-    gone = {*left, *[signal.id for signal in report.signals if signal.rejected and signal.id in before]}
+    if report.signals:
+        # A refusal may come before its turn: it takes nobody's place.
+        refused = {signal.id for signal in report.signals if signal.rejected}
+        if refused:
+            before = tuple([id_ for id_ in before if id_ not in refused])
+    # A prompt that goes on leaves the queue without being admitted anew.
+    gone = {*left, *[id_ for id_ in report.work if id_ in before]}
     if not gone:
-        return None
+        return True if len(before) < len(step.before.waiting) else None
     for id_ in before[len(gone) :]:
         if id_ in gone:
             return f"{id_} left the queue before one ahead of it: the queue was {list(before)}"
@@ -274,7 +280,9 @@ def work_conservation(step: Transition) -> Found:
     head = after.waiting[0] if after.waiting else None
     if head is None or head != _first_left(step) or before.extra.get("pending_destinations"):
         return None
-    if config.max_num_seqs is not None and len(before.running) + len(report.admissions) >= config.max_num_seqs:
+    # A prompt that goes on takes a slot of the pass, though it is no admission.
+    taken = {admission.id for admission in report.admissions} | {id_ for id_ in report.work if id_ in before.waiting}
+    if config.max_num_seqs is not None and len(before.running) + len(taken) >= config.max_num_seqs:
         return None
     request = before.requests[head]
     if head in report.work or not request.prompt:
@@ -322,8 +330,9 @@ def _blocks_wanted(step: Transition, head: str) -> int:
     request = step.before.requests[head]
     if config.scheduler == "vllm":
         return blocks_for(request.length, config)
-    ids = [admission.id for admission in step.report.admissions]
-    others = [step.before.requests[id_] for id_ in (*step.before.running, *ids) if id_ in step.before.requests]
+    # A prompt that goes on is no admission, and sets its output aside all the same.
+    ids = dict.fromkeys((*step.before.running, *[admission.id for admission in step.report.admissions], *step.report.work))
+    others = [step.before.requests[id_] for id_ in ids if id_ in step.before.requests]
     if config.scheduler == "trtllm":
         whole = sum(blocks_for(other.prompt + other.output, config) for other in (request, *others))
         return whole - sum(blocks_for(other.allocated, config) for other in others)

@@ -39,6 +39,9 @@ class Removed:
 
 KvEvent = Stored | Removed
 
+DEFERRED = "deferred"
+"""Kind of a note: the pass put prefills off on purpose; its details are the passes still to come of the same kind."""
+
 
 @define(unsafe_hash=True)
 class Admission:

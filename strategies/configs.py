@@ -52,7 +52,35 @@ def guaranteed_options(*, speculation: bool | None = None) -> st.SearchStrategy[
     )
 
 
-OPTIONS: dict[str, Callable[..., st.SearchStrategy[dict[str, Any]]]] = {"vllm": paged_options, "trtllm": guaranteed_options}
+@st.composite
+def radix_options(draw: st.DrawFn, *, speculation: bool | None = None) -> dict[str, Any]:
+    """Options of a ``sglang`` engine; with ``speculation`` True or False that is fixed."""
+    block_size = draw(st.integers(1, 4))
+    drafts = st.integers(1, 2).map(lambda count: Speculation(count))
+    chosen = {True: drafts, False: st.none(), None: st.none() | drafts}[speculation]
+    return {
+        "block_size": block_size,
+        "num_blocks": draw(st.integers(1, max(1, CAPACITY_TOKENS // block_size))),
+        "prefix_caching": not draw(st.booleans()),
+        "chunked_prefill_size": draw(st.integers(1, 16)),
+        "max_prefill_tokens": draw(st.sampled_from((16384, 4, 8))),
+        "speculation": draw(chosen),
+        "schedule_policy": draw(st.sampled_from(("fcfs", "lpm"))),
+        # With little set aside for output more requests run than the pool can hold: retraction.
+        "schedule_conservativeness": draw(st.sampled_from((1.0, 0.0, 0.3))),
+        "clip_max_new_tokens": draw(st.sampled_from((4096, 1, 3))),
+        "max_num_seqs": draw(_limits(3)),
+        "max_model_len": draw(st.none() | st.integers(2, CAPACITY_TOKENS)),
+        "prefill_decode_interval": draw(st.sampled_from((0, 0, 0, 1, 2))),
+        "kv_events": not draw(st.booleans()),
+    }
+
+
+OPTIONS: dict[str, Callable[..., st.SearchStrategy[dict[str, Any]]]] = {
+    "vllm": paged_options,
+    "trtllm": guaranteed_options,
+    "sglang": radix_options,
+}
 """Per scheduler: a strategy for its options, taking ``speculation``."""
 
 

@@ -14,7 +14,7 @@ from model.actions import Action, Advance, Cancel, Step, Submit
 from model.config import EngineConfig
 from model.engine import Engine, UnknownAction
 from model.errors import BadInput, shown
-from model.events import StepReport
+from model.events import DEFERRED, StepReport
 from model.radix import defects as _declared  # noqa: F401  (declares the defects of this scheduler)
 from model.radix.admission import admit_prefills, can_serve, is_refused, refuse_waiting
 from model.radix.core import RUNNING, Core, Pass, Request
@@ -101,6 +101,7 @@ class RadixEngine(Engine):
         deferred = core.deferred_passes > 0
         if deferred:
             core.deferred_passes -= 1
+            report.notes.append((DEFERRED, core.deferred_passes))
         else:
             admit_prefills(core, step)
         if step.admitted:
