@@ -250,7 +250,7 @@ def _told(log: Log, only: list[str]) -> list[Any]:
 
 def test_checks_cost_a_constant_for_each_instant() -> None:
     viewed_sessions = 0
-    log = recorded([row(100 * number, hash_ids=[number]) for number in range(400)], format="mooncake")
+    log = recorded([row(100 * number, hash_ids=[number]) for number in range(150)], format="mooncake")
     for number, one in enumerate(log):
         if isinstance(one, Settled):
             view = one.view()
