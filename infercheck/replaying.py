@@ -8,7 +8,7 @@ from typing import Any
 
 from explorer.findings import Verdict
 from infercheck.output import EXIT_CODES, print_json, print_lines, progress_line
-from infercheck.story import replay_story
+from infercheck.story import broken, replay_story
 from model.config import EngineConfig
 from model.errors import BadInput
 from model.replay import config as formats
@@ -112,4 +112,6 @@ def _words(watched: WatchedReplay, verdict: Verdict, seconds: float) -> list[str
     for engine in watched.engines:
         if engine.monitor.violations:
             lines.extend(["", *replay_story(list(engine.moments), engine.config, engine.monitor.progress.lasso)])
+    if watched.violations:
+        lines.extend(["", *broken(watched.violations)])
     return lines

@@ -77,7 +77,7 @@ def story(result: CaseResult) -> list[str]:
         lines = [describe_engine(config), "", *tell(result.moments, config, result.lasso)]
         if result.lasso is not None:
             lines.append(back_edge(result.lasso))
-        lines.extend(["", *broken(result.violations)])
+    lines.extend(["", *broken(result.violations)])
     if not result.violations:
         lines.append("Nothing broke.")
     if result.reason is not None:
@@ -88,14 +88,14 @@ def story(result: CaseResult) -> list[str]:
 
 def replay_story(moments: Sequence[Moment], config: EngineConfig, lasso: LassoShape | None) -> list[str]:
     """The last few steps of one worker of a replay up to its first violation; without one, nothing but the engine."""
-    lines = [describe_engine(config), ""]
+    lines = [describe_engine(config)]
     first = next((number for number, moment in enumerate(moments) if moment.violations), None)
     if first is None:
         return lines
-    lines.extend(tell(moments[max(first - BEFORE_VIOLATION, 0) : first + 1], config, lasso))
+    lines.extend(["", *tell(moments[max(first - BEFORE_VIOLATION, 0) : first + 1], config, lasso)])
     if lasso is not None and moments[first].number == lasso.stem + lasso.cycle:
         lines.append(back_edge(lasso))
-    return [*lines, "", *broken(moments[first].violations)]
+    return lines
 
 
 def describe_engine(config: EngineConfig) -> str:

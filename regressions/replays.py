@@ -1,7 +1,8 @@
-"""Replays under all invariants: a trace through engines of which each action is judged.
+"""Replays under all invariants: a trace through engines of which each action is judged, and the replay around them.
 
 The replay itself (``model.replay``) knows nothing of invariants. It is given engines that hand every action to a monitor and
-otherwise are the engines they watch. A watched engine that has come to a lasso ends the run: it would go round for ever.
+otherwise are the engines they watch, and an observer that judges arrivals, sessions and the report. A watched engine that has
+come to a lasso ends the run: it would go round for ever.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from attrs import define, field
 from invariants.framework import Violation
 from invariants.monitor import Monitor
 from invariants.progress import LassoShape
+from invariants.replay import ReplayMonitor
 from model.actions import Action
 from model.build import build_engine
 from model.config import EngineConfig
@@ -30,6 +32,9 @@ from regressions.moments import Moment
 
 LASSO = "lasso"
 """Why a replay stopped whose engine has come to a lasso."""
+
+STUCK = ("dead-end", "livelock")
+"""Why a replay stopped that cannot go on although it is not done."""
 
 TOLD = 12
 """Actions kept of each worker of a long replay: those before its first violation, or its last ones."""
@@ -113,12 +118,14 @@ class WatchedReplay:
     Attributes:
         result: of the replay.
         engines: the workers.
-        violations: what broke, worker by worker; ``at`` counts the actions of a worker.
+        monitor: the judge of the replay around them.
+        violations: what broke, worker by worker, where ``at`` counts the actions of a worker; then in the replay around them.
         incomplete: why the replay was not run to its end, when it was cut off by a limit or from outside.
     """
 
     result: ReplayResult
     engines: Sequence[WatchedEngine]
+    monitor: ReplayMonitor
     violations: list[Violation] = field(factory=list)
     incomplete: str | None = None
 
@@ -131,7 +138,7 @@ class WatchedReplay:
     @property
     def exercised(self) -> Counter[str]:
         """How often each invariant met its subject."""
-        total: Counter[str] = Counter()
+        total = Counter(self.monitor.exercised)
         for engine in self.engines:
             total.update(engine.monitor.exercised)
         return total
@@ -163,13 +170,15 @@ def watch_replay(
     workload = load_workload(config)
     workers = (workload.workers if isinstance(workload, FlatTrace) else None) or config.workers
     engines = [WatchedEngine(build_engine(engine), keep) for _ in range(workers)]
-    result = run_replay(config, engine, progress=progress, workload=workload, engines=engines)
-    watched = WatchedReplay(result, engines)
+    monitor = ReplayMonitor()
+    result = run_replay(config, engine, monitor, progress, workload=workload, engines=engines)
+    watched = WatchedReplay(result, engines, monitor)
     for watched_engine in engines:
         watched.violations.extend(watched_engine.monitor.violations)
-    if result.stopped in ("dead-end", "livelock"):
-        broken = "no-stall" if result.stopped == "dead-end" else "no-livelock"
-        watched.violations.append(Violation(broken, result.message))
+    watched.violations.extend(monitor.violations)
+    if result.stopped in STUCK:
+        if not watched.violations:
+            watched.violations.append(Violation("no-stall", result.message))
     elif result.stopped not in (None, LASSO):
         watched.incomplete = result.stopped
     return watched

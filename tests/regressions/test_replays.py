@@ -74,6 +74,16 @@ def test_a_replay_that_livelocks_ends_at_the_lasso() -> None:
     assert run({"rows": rows}, **options).met
 
 
+def test_the_replay_around_the_engines_is_judged_too() -> None:
+    rows = [{**ROWS[0], "session_id": "late", "timestamp": 20}, {**ROWS[1], "session_id": "early", "timestamp": None}]
+    result = run({"rows": rows}, {"violates": ["arrival-gaps"]}, defects=["trace-missing-timestamp"])
+    assert result.met
+    assert {broken.invariant for broken in result.violations} == {"arrival-gaps"}
+    right = run({"rows": rows})
+    assert right.met
+    assert right.exercised["arrival-gaps"] > 0
+
+
 def test_a_replay_that_is_cut_off_is_unknown() -> None:
     result = run({"rows": ROWS, "max_passes": 2})
     assert (result.verdict, result.reason, result.met) == ("unknown", "pass-limit", False)
