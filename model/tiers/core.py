@@ -221,6 +221,15 @@ class Offload:
         self.promoted.clear()
         self.allowance.clear()
 
+    def detach(self, owner: str) -> bool:
+        """Withdraw the claim of a request, and its name from what is read for it; True if there was any."""
+        found = self.claims.pop(owner, None) is not None
+        for stage in self.stages.values():
+            if stage.owner == owner:
+                stage.owner = None
+                found = True
+        return found
+
     def next_deadline(self) -> Nanoseconds | None:
         """When something happens by itself; the disk's own time when another worker's job ended and this one has not seen it."""
         times = [self.host.next_deadline()]
@@ -285,7 +294,7 @@ class TieredCore(Core):
     def give_up(self, request: TieredRequest) -> None:
         """End the interest of a request in the tiers; whoever waits may look again if that gives anything free."""
         offload = self.offload
-        released = self.detach(request)
+        released = offload.detach(request.id)
         load, request.load = request.load, None
         if load is not None and load.transfer is not None:
             for block in load.blocks:
@@ -296,13 +305,3 @@ class TieredCore(Core):
             released = True
         if released:
             self.wake()
-
-    def detach(self, request: TieredRequest) -> bool:
-        """Withdraw the claim of a request, and its name from what is read for it; True if there was any."""
-        offload = self.offload
-        found = offload.claims.pop(request.id, None) is not None
-        for stage in offload.stages.values():
-            if stage.owner == request.id:
-                stage.owner = None
-                found = True
-        return found

@@ -50,7 +50,7 @@ from model.actions import Nanoseconds
 from model.tiers.core import Offload, Stage
 from model.tiers.disk import Disk, Probe
 from model.tiers.host import EXTERNAL, Refusal
-from model.tiers.notes import Promoted, note
+from model.tiers.notes import DiskJobEnded, DiskWriteBegan, Promoted, note
 
 
 def stage(offload: Offload, disk: Disk, owner: str, keys: Sequence[int], now: Nanoseconds) -> bool:
@@ -166,3 +166,32 @@ def begin_read(
     offload.promoted.update(blocks)
     note(offload.host.journal, Promoted(owner, tuple(blocks)))
     return True
+
+
+def write_through(offload: Offload, disk: Disk, blocks: Sequence[int], now: Nanoseconds) -> None:
+    """Write blocks that have reached host memory to disk; they stay there until that has ended."""
+    job = disk.write(offload.worker, blocks, now)
+    if job is not None:
+        offload.host.pin(job.blocks)
+        note(offload.host.journal, DiskWriteBegan(job.blocks))
+
+
+def deliver(offload: Offload, disk: Disk, now: Nanoseconds) -> tuple[bool, list[tuple[int, ...]]]:
+    """End the disk jobs of this worker that are done by ``now``.
+
+    Returns:
+        Whether anything ended, another worker's jobs included, and the blocks that reached host memory.
+    """
+    done = disk.take_completed(offload.worker, now)
+    progress = bool(done) or disk.completions != offload.seen_completions
+    offload.seen_completions = disk.completions
+    arrivals = []
+    for completion in done:
+        note(offload.host.journal, DiskJobEnded(completion.reading, completion.blocks))
+        if completion.reading:
+            transfers = offload.stages.pop(completion.job).transfers
+            arrivals += [offload.host.complete_external(transfer) for transfer in transfers]
+        else:
+            offload.host.unpin(completion.blocks)
+            offload.got_on()
+    return progress, arrivals

@@ -17,8 +17,8 @@ from model.paged.pool import Copy
 from model.tiers.core import Load, TieredCore, TieredRequest, slot_of
 from model.tiers.disk import Disk
 from model.tiers.host import STORE, Refusal, Transfer
-from model.tiers.notes import DiskJobEnded, DiskWriteBegan, Evicted, Promoted, note
-from model.tiers.restore import stage
+from model.tiers.notes import Evicted, Promoted
+from model.tiers.restore import deliver, stage, write_through
 from model.tiers.rules import UPSTREAM_ROUNDS_MAX
 
 
@@ -55,7 +55,7 @@ def touch(core: TieredCore, request: TieredRequest) -> None:
 def _visit(core: TieredCore, report: StepReport, request: TieredRequest, on_gpu: int) -> tuple[Lookup, tuple[int, ...]]:
     keys = request.keys[on_gpu:]
     if not keys:
-        if core.detach(request):
+        if core.offload.detach(request.id):
             core.wake()
         return Lookup.MISS, ()
     disk = core.offload.disk
@@ -111,7 +111,7 @@ def start_load(
     not_before = max([core.now, *still_read(core, (copy.slot for copy in fresh))])
     transfer = core.offload.host.schedule_load(request.id, blocks, core.now, not_before)
     assert transfer is not None, "a hit is resident"
-    core.detach(request)
+    core.offload.detach(request.id)
     core.offload.got_on()
     core.loading.update(dict.fromkeys(blocks, transfer.id))
     request.load = Load(transfer.id, blocks, hits, fresh, on_gpu)
@@ -181,7 +181,10 @@ def advance(core: TieredCore, report: StepReport, now: Nanoseconds) -> None:
         if transfer.kind == STORE:
             _stored(core, report, transfer, now)
     if offload.disk is not None:
-        progress |= _deliver(core, report, offload.disk, now)
+        delivered, arrivals = deliver(offload, offload.disk, now)
+        progress |= delivered
+        for blocks in arrivals:
+            tell_arrivals(core, report, blocks)
     for transfer in ended:
         if transfer.kind != STORE:
             _loaded(core, report, transfer)
@@ -195,26 +198,7 @@ def _stored(core: TieredCore, report: StepReport, transfer: Transfer, now: Nanos
         del core.sources[slot]
     tell_arrivals(core, report, transfer.blocks)
     if offload.disk is not None:
-        job = offload.disk.write(offload.worker, transfer.blocks, now)
-        if job is not None:
-            offload.host.pin(job.blocks)
-            note(offload.host.journal, DiskWriteBegan(job.blocks))
-
-
-def _deliver(core: TieredCore, report: StepReport, disk: Disk, now: Nanoseconds) -> bool:
-    offload = core.offload
-    done = disk.take_completed(offload.worker, now)
-    progress = bool(done) or disk.completions != offload.seen_completions
-    offload.seen_completions = disk.completions
-    for completion in done:
-        note(offload.host.journal, DiskJobEnded(completion.reading, completion.blocks))
-        if completion.reading:
-            for transfer in offload.stages.pop(completion.job).transfers:
-                tell_arrivals(core, report, offload.host.complete_external(transfer))
-        else:
-            offload.host.unpin(completion.blocks)
-            offload.got_on()
-    return progress
+        write_through(offload, offload.disk, transfer.blocks, now)
 
 
 def _loaded(core: TieredCore, report: StepReport, transfer: Transfer) -> None:

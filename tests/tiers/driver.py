@@ -51,9 +51,10 @@ class Run:
                 self.ended[signal.id] = Fraction(report.end_ns, MS)
         return report
 
-    def first(self, id_: str) -> tuple[Fraction, Admission]:
-        """The first admission of a request, and when it was."""
-        return self.admitted[id_][0]
+    def first(self, id_: str) -> tuple[float, Admission]:
+        """The first admission of a request, and when it was, in milliseconds."""
+        at, admission = self.admitted[id_][0]
+        return float(at), admission
 
 
 def drive(
