@@ -40,7 +40,7 @@ STEP_KIND = "step"
 CHUNK = 16
 """Geometries handed to a worker at a time."""
 
-_NESTED = ("speculation", "timing", "tiers")
+_NESTED = ("speculation", "timing", "tiers", "prefill")
 _RANGE = ("from", "to")
 
 

@@ -4,12 +4,15 @@ A state is which requests have arrived, as a bit mask, followed by the frozen en
 
 * ``submit``: any request that has not arrived (of several alike only the next, since they differ in name alone);
 * ``cancel``: any live request, where the workload allows it;
-* ``step``: a scheduler pass, once for every choice of accepted drafts. Who may choose is found by a pass that accepts all
-  drafts: it is those that emit more than one token in it, since room is reserved for the largest burst whatever is accepted.
+* ``choices`` of the engine: ends of transfers, answers of other workers, mishaps;
+* ``step``: a scheduler pass of each worker, once for every choice of accepted drafts. Who may choose is found by a pass that
+  accepts all drafts: it is those that emit more than one token in it, since room is reserved for the largest burst whatever is
+  accepted. Where there are several workers, or choices, a pass that does nothing is left out if anything else is sure to come.
 * ``advance``: to the next deadline, where one is due.
 
-A label is the code of the action, doubled, plus one when the edge is progress: input from outside, or a token, completion or
-refusal. So a cycle without progress consists of passes and deadlines alone.
+A label is the code of the action, doubled, plus one when the edge is progress: input from outside (a mishap is), or a token,
+completion or refusal. So a cycle without progress consists of passes, deadlines and what the engine is owed. Fair are the passes
+of each worker, deadlines, and what is owed.
 
 Everything is judged while the edges are computed, on the live engine and not on the thawed one, so that what freezing would
 normalise away (a leaked reservation, a wrong count) is seen.
@@ -27,15 +30,15 @@ from explorer.findings import Lasso
 from explorer.system import Problem
 from invariants.framework import Suite, Transition, Violation
 from invariants.progress import LassoShape, Turn, classify, judge_lasso
-from model.actions import Action, Advance, Cancel, Step, Submit
+from model.actions import HANDOFF_VERBS, Action, Advance, Cancel, Handoff, Step, Submit, is_owed
 from model.engine import Engine
 from model.errors import BadInput
 from model.events import StepReport
 from model.requests import RequestSpec
 from model.views import EngineView
 
-BY_ITSELF = (Step, Advance)
-"""Actions that are no input from outside."""
+BY_ITSELF = (Step, Advance, Handoff)
+"""Actions that are no input from outside, unless they are mishaps."""
 
 
 def _alike(requests: Sequence[RequestSpec]) -> list[int | None]:
@@ -90,9 +93,13 @@ class EngineSystem:
         self._alike = _alike(self.requests)
         speculation = engine.config.speculation
         self._base = 1 + (speculation.draft_tokens if speculation else 0)
+        self._workers = len(self.suites)
         self._cancel_code = len(requests)
-        self._advance_code = 2 * len(requests)
+        self._choice_code = 2 * len(requests)
+        self._advance_code = self._choice_code + len(HANDOFF_VERBS) * len(requests)
         self._step_code = self._advance_code + 1
+        self._step_codes: int = self._base ** len(requests)
+        """How many codes the passes of one worker take."""
         self._numbers = {request.id: number for number, request in enumerate(self.requests)}
         self._submits = [Submit(request) for request in self.requests]
         self._cancels = [Cancel(request.id) for request in self.requests]
@@ -122,28 +129,61 @@ class EngineSystem:
                     continue
                 arrived = (mask | 1 << number).to_bytes(self._bytes, "little")
                 self._edge(edges, thaw(frozen), before, number, submit, arrived)
-        live: list[str] = []
-        due = False
-        for view in before:
-            live += view.requests
-            due = due or view.next_deadline_ns is not None
+        due = any(view.next_deadline_ns is not None for view in before)
+        live = source.live()
         if self.cancel:
             for id_ in live:
                 number = self._numbers[id_]
                 self._edge(edges, thaw(frozen), before, self._cancel_code + number, self._cancels[number], head)
-        if live:
-            self._passes(edges, frozen, before, source, head)
+        choices = source.choices()
+        for choice in choices:
+            assert isinstance(choice, Handoff)
+            self._edge(edges, thaw(frozen), before, self._choice_number(choice), choice, head)
+        if live or (self._workers > 1 and source.busy):
+            sure = due or any(is_owed(choice) for choice in choices)
+            for worker in range(self._workers):
+                self._passes(edges, frozen, before, thaw(frozen) if worker else source, head, worker)
+            if self._workers > 1 or choices:
+                self._leave_idle_out(edges, state, sure)
         if due:
             self._edge(edges, thaw(frozen), before, self._advance_code, Advance(), head)
         return edges
 
+    def _choice_number(self, choice: Handoff) -> int:
+        return self._choice_code + HANDOFF_VERBS.index(choice.verb) * len(self.requests) + self._numbers[choice.id]
+
+    def _leave_idle_out(self, edges: list[tuple[int, bytes]], state: bytes, sure: bool) -> None:
+        """Take out the passes that lead back to ``state``, if other passes do not or something else is sure to come.
+
+        What they broke stays told: of an action that leads nowhere.
+        """
+        idle = [label // 2 >= self._step_code and target == state for label, target in edges]
+        passes = sum(label // 2 >= self._step_code for label, _ in edges)
+        if not any(idle) or (sum(idle) == passes and not sure):
+            return
+        places: list[int | None] = []
+        kept = 0
+        for is_idle in idle:
+            places.append(None if is_idle else kept)
+            kept += not is_idle
+        for number, problem in enumerate(self.problems):
+            if problem.successor is not None:
+                self.problems[number] = evolve(problem, successor=places[problem.successor])
+        edges[:] = [edge for edge, is_idle in zip(edges, idle, strict=True) if not is_idle]
+
     def _passes(
-        self, edges: list[tuple[int, bytes]], frozen: bytes, before: Sequence[EngineView], source: Engine, head: bytes
+        self,
+        edges: list[tuple[int, bytes]],
+        frozen: bytes,
+        before: Sequence[EngineView],
+        source: Engine,
+        head: bytes,
+        worker: int,
     ) -> None:
-        """The passes out of a state. ``source`` is used up by the first; every other edge has a copy of its own."""
+        """The passes of a worker. ``source`` is used up by the first; every other edge has a copy of its own."""
         choosers = source.speculating()
         greedy = dict.fromkeys(choosers, self._base - 1)
-        report = self._edge(edges, source, before, self._code(greedy), Step(greedy), head)
+        report = self._edge(edges, source, before, self._code(greedy, worker), Step(greedy, worker), head)
         if not choosers or report is None:
             return
         emitted = report.emitted
@@ -152,10 +192,11 @@ class EngineSystem:
             accepted = dict(zip(most, choice, strict=True))
             if accepted == most:
                 continue
-            self._edge(edges, self.engine.thaw(frozen), before, self._code(accepted), Step(accepted), head)
+            code = self._code(accepted, worker)
+            self._edge(edges, self.engine.thaw(frozen), before, code, Step(accepted, worker), head)
 
-    def _code(self, accepted: dict[str, int]) -> int:
-        code = self._step_code
+    def _code(self, accepted: dict[str, int], worker: int) -> int:
+        code = self._step_code + worker * self._step_codes
         for id_, count in accepted.items():
             code += count * self._weights[id_]
         return code
@@ -182,7 +223,7 @@ class EngineSystem:
                 problems += suite.judge_step(Transition(suite.config, before[worker], report, after[worker]))
         if report.signals:
             problems += self._judge_endings(report)
-        progress = report.made_progress or not isinstance(action, BY_ITSELF)
+        progress = report.made_progress or not (isinstance(action, BY_ITSELF) and is_owed(action))
         label = 2 * code + progress
         for violation in problems:
             self.problems.append(Problem(violation.invariant, violation.message, label, len(edges)))
@@ -196,7 +237,7 @@ class EngineSystem:
             if self.servable.get(id_):
                 found.append(Violation("servable-finishes", f"{id_} can be served here and was refused"))
         for id_ in report.finished:
-            if self.servable.get(id_) is False:
+            if self.servable.get(id_) is False and id_ not in report.handed_over:
                 found.append(Violation("unservable-refused", f"{id_} finished, though it cannot be served here"))
         return found
 
@@ -205,44 +246,57 @@ class EngineSystem:
         return bool(label & 1)
 
     def fairness(self, label: int) -> int | None:
-        """Passes go on for ever; deadlines come."""
+        """Passes of every worker go on for ever; deadlines come, and so does what is owed."""
         code = label // 2
+        if code >= self._step_code:
+            return 2 + (code - self._step_code) // self._step_codes
         if code == self._advance_code:
             return 1
-        return 0 if code >= self._step_code else None
+        return 0 if code >= self._choice_code and is_owed(self.action(label)) else None
 
     def is_goal(self, state: bytes) -> bool:
         """No live request, and nothing due."""
         return not self._thawed(state).busy
 
     def drain(self, state: bytes) -> tuple[int, bytes] | None:
-        """A pass that accepts what the configuration says, or the next deadline when a pass does nothing."""
+        """What is owed; else the first pass that does anything, accepting what the configuration says; else the next deadline."""
         engine = self._thawed(state)
         if not engine.busy:
             return None
-        report = engine.apply(Step())
-        code = self._step_code
-        if not report.had_effect and any(view.next_deadline_ns is not None for view in engine.views(blocks=False)):
+        owed = [choice for choice in engine.choices() if is_owed(choice)]
+        if owed:
+            assert isinstance(owed[0], Handoff)
+            report = engine.apply(owed[0])
+            return 2 * self._choice_number(owed[0]) + report.made_progress, state[: self._bytes] + engine.freeze()
+        for worker in range(self._workers):
+            report = engine.apply(Step(worker=worker))
+            following = state[: self._bytes] + engine.freeze()
+            if report.had_effect or following != state:
+                return 2 * (self._step_code + worker * self._step_codes) + report.made_progress, following
+        if any(view.next_deadline_ns is not None for view in engine.views(blocks=False)):
             report = engine.apply(Advance())
-            code = self._advance_code
-        return 2 * code + report.made_progress, state[: self._bytes] + engine.freeze()
+            return 2 * self._advance_code + report.made_progress, state[: self._bytes] + engine.freeze()
+        return 2 * self._step_code, state
 
     def action(self, label: int) -> Action:
         """The action that a label stands for."""
         code = label // 2
         if code < self._cancel_code:
             return self._submits[code]
-        if code < self._advance_code:
+        if code < self._choice_code:
             return self._cancels[code - self._cancel_code]
+        if code < self._advance_code:
+            verb, number = divmod(code - self._choice_code, len(self.requests))
+            return Handoff(HANDOFF_VERBS[verb], self.requests[number].id)
         if code == self._advance_code:
             return Advance()
         accepted = {}
-        code -= self._step_code
+        worker, code = divmod(code - self._step_code, self._step_codes)
         speculating = self._base > 1
         for request in self.requests if speculating else ():
             code, count = divmod(code, self._base)
             accepted[request.id] = count
-        return Step(accepted)
+        return Step(accepted, worker)
 
     def describe(self, label: int) -> str:
         """The action of a label in words."""
@@ -253,9 +307,12 @@ class EngineSystem:
             return f"cancel {action.id}"
         if isinstance(action, Advance):
             return "advance to the next deadline"
+        if isinstance(action, Handoff):
+            return f"{action.verb.replace('_', ' ')} {action.id}"
         assert isinstance(action, Step)
         chosen = ", ".join(f"{id_} accepts {count}" for id_, count in action.accepted.items() if count)
-        return f"pass ({chosen})" if chosen else "pass"
+        name = "pass" if self._workers == 1 else f"{self.engine.configs()[action.worker].role} pass"
+        return f"{name} ({chosen})" if chosen else name
 
     def judge(self, lasso: Lasso[bytes]) -> tuple[LassoShape, list[Violation]]:
         """What a lasso amounts to: its kind, and the violations, by going round it once more."""

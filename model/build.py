@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from model.config import PAGED, EngineConfig
+from model.config import DISAGGREGATED, PAGED, EngineConfig
 from model.engine import Engine
 from model.errors import BadInput, shown
+from model.handoff.engine import DisaggregatedEngine
 from model.paged.engine import PagedEngine
 from model.radix.engine import RadixEngine
+from model.registry import Registry
 from model.tiers.engine import TieredEngine
 
 
@@ -14,12 +16,20 @@ def build_engine(config: EngineConfig) -> Engine:
     """A fresh engine of the model for ``config``.
 
     Raises:
-        BadInput: for an implementation other than ``model``, or a scheduler the model does not have.
+        BadInput: for an implementation other than ``model``, or what the model of a scheduler does not have.
     """
     if config.implementation != "model":
         raise BadInput("implementation", shown(config.implementation), '"model"')
+    if config.role == DISAGGREGATED:
+        registry = Registry(config.block_size)
+        prefill, decode = (_worker(config.worker(role), registry) for role in ("prefill", "decode"))
+        return DisaggregatedEngine(config, (prefill, decode))
+    return _worker(config)
+
+
+def _worker(config: EngineConfig, registry: Registry | None = None) -> Engine:
+    if config.tiers is not None:
+        return TieredEngine(config)
     if config.scheduler in PAGED:
-        return PagedEngine(config) if config.tiers is None else TieredEngine(config)
-    if config.scheduler == "sglang":
-        return RadixEngine(config)
-    raise BadInput("scheduler", shown(config.scheduler), '"vllm" or "sglang"')
+        return PagedEngine(config, registry)
+    return RadixEngine(config)

@@ -21,7 +21,8 @@ from model.requests import Prompt
 
 SCHEDULERS = ("vllm", "trtllm", "sglang")
 PAGED = ("vllm", "trtllm")
-ROLES = ("aggregated", "prefill", "decode")
+DISAGGREGATED = "disaggregated"
+ROLES = ("aggregated", "prefill", "decode", DISAGGREGATED)
 NANOSECONDS_PER_MS = 1_000_000
 
 Check = Callable[[object], bool]
@@ -69,6 +70,10 @@ def _count_or_null(least: int = 1, schedulers: tuple[str, ...] = SCHEDULERS) -> 
 
 def _switch(default: bool, schedulers: tuple[str, ...] = SCHEDULERS) -> Any:
     return _option(default, lambda value: isinstance(value, bool), "true or false", schedulers)
+
+
+def _switch_or_null() -> Any:
+    return _option(None, lambda value: value is None or isinstance(value, bool), "true, false or null")
 
 
 def _one_of(default: object, names: tuple[str, ...], schedulers: tuple[str, ...] = SCHEDULERS) -> Any:
@@ -212,6 +217,25 @@ class Tiers(_Document):
         return written
 
 
+@frozen
+class PrefillWorker(_Document):
+    """What a prefill worker has different from the decode worker beside it; null: the same."""
+
+    num_blocks: int | None = _count_or_null()
+    max_num_seqs: int | None = _count_or_null()
+    max_num_batched_tokens: int | None = _count_or_null()
+    chunked_prefill: bool | None = _switch_or_null()
+    chunked_prefill_size: int | None = _count_or_null()
+    max_prefill_tokens: int | None = _count_or_null()
+    prefix_caching: bool | None = _switch_or_null()
+
+
+def _prefill(value: object) -> PrefillWorker | None:
+    read = value if value is None or isinstance(value, PrefillWorker) else PrefillWorker.read(value, "prefill")
+    assert read is None or isinstance(read, PrefillWorker)
+    return read
+
+
 def _tiers(value: object) -> Tiers | None:
     read = value if value is None or isinstance(value, Tiers) else Tiers.read(value, "tiers")
     assert read is None or isinstance(read, Tiers)
@@ -278,6 +302,11 @@ class EngineConfig(_Document):
         converter=_tiers,
         metadata={"allowed": 'null or {"host_blocks": n, "disk_blocks": m, …}', "schedulers": ("vllm",)},
     )
+    prefill: PrefillWorker | None = field(
+        default=None,
+        converter=_prefill,
+        metadata={"allowed": 'null or {"num_blocks": n, …}', "schedulers": SCHEDULERS},
+    )
     timing: Timing = field(
         factory=Timing,
         converter=_timing,
@@ -303,6 +332,25 @@ class EngineConfig(_Document):
                 )
         if self.tiers is not None:
             self._check_tiers(self.tiers)
+        if self.prefill is not None and self.role != DISAGGREGATED:
+            raise BadInput("prefill", "an object", f"null with role {self.role}")
+        if self.role == DISAGGREGATED:
+            try:
+                self.worker("prefill")
+            except BadInput as error:
+                raise error.under("prefill") from None
+
+    def worker(self, role: str) -> EngineConfig:
+        """Of a disaggregated system, the configuration of its ``prefill`` or ``decode`` worker.
+
+        Raises:
+            BadInput: for a field that the prefill worker has different and its scheduler does not know.
+        """
+        different = {}
+        if role == "prefill" and self.prefill is not None:
+            given = attrs.asdict(self.prefill, recurse=False)
+            different = {name: value for name, value in given.items() if value is not None}
+        return attrs.evolve(self, role=role, prefill=None, **different)
 
     def _check_tiers(self, tiers: Tiers) -> None:
         """What the tiers ask of the rest (offload specification 1)."""

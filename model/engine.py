@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from model.actions import Action
+from model.actions import Action, Advance, Step, is_owed
 from model.config import EngineConfig
 from model.errors import BadInput
 from model.events import StepReport
@@ -96,6 +96,14 @@ class Engine(ABC):
         """Ids of requests for which the next pass may use a choice of accepted drafts; empty without speculation."""
         return ()
 
+    def live(self) -> tuple[str, ...]:
+        """Ids of the requests that are under way, each once."""
+        return tuple(dict.fromkeys(id_ for view in self.views(blocks=False) for id_ in view.requests))
+
+    def at_work(self) -> tuple[int, ...]:
+        """The workers that have something left to do."""
+        return (0,) if self.busy else ()
+
     def choices(self) -> tuple[Action, ...]:
         """What the world around may do next besides new input: ends of transfers, answers of other workers.
 
@@ -107,6 +115,31 @@ class Engine(ABC):
     @abstractmethod
     def servable(self, request: RequestSpec) -> bool:
         """Whether the geometry can serve ``request`` at all, were it alone (a necessary condition of finishing)."""
+
+
+def one_round(engine: Engine, apply: Callable[[Action], StepReport], ended: Callable[[], bool]) -> None:
+    """What comes next when there is no more input.
+
+    That is all the world around owes (ends of transfers, answers), then a pass of every worker with something left; where these
+    do nothing, the next deadline.
+
+    Args:
+        engine: whose ``choices`` and views tell what can come.
+        apply: carries an action out.
+        ended: nothing more is wanted.
+    """
+    while not ended():
+        owed = next((action for action in engine.choices() if is_owed(action)), None)
+        if owed is None:
+            break
+        apply(owed)
+    effect = False
+    for worker in engine.at_work() or (0,):
+        if ended():
+            return
+        effect = apply(Step(worker=worker)).had_effect or effect
+    if not effect and not ended() and any(view.next_deadline_ns is not None for view in engine.views(blocks=False)):
+        apply(Advance())
 
 
 def pack(numbers: list[int]) -> bytes:

@@ -49,6 +49,19 @@ declare(
         upstream=True,
     ),
     Defect(
+        id="holders-wait",
+        summary=(
+            "On a decode worker the head of the queue waits for blocks, and behind it waits a request that holds some, because "
+            "its KV came from the prefill worker. Nobody runs who could free any. It takes one running request that preempts "
+            "itself for its next block just when another one has been handed over: both then wait for ever."
+        ),
+        source="specified behaviour, found by exploration (vLLM specification 3.2, against 4.2)",
+        schedulers=("vllm", "trtllm"),
+        caught_by=("no-stall", "servable-finishes"),
+        correction="when the head of the queue has to wait for blocks, admit the first request behind it whose KV is there",
+        upstream=True,
+    ),
+    Defect(
         id="fifo-preempts-last-ready",
         summary=(
             "With fifo preemption and speculation, room for the burst of the one request that could produce a token is made by "

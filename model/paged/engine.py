@@ -58,9 +58,9 @@ class PagedEngine(Engine):
 
     __slots__ = ("config", "core", "registry", "rules")
 
-    def __init__(self, config: EngineConfig) -> None:
-        """An idle engine."""
-        self._adopt(PagedRules(config), Registry(config.block_size), None)
+    def __init__(self, config: EngineConfig, registry: Registry | None = None) -> None:
+        """An idle engine; ``registry`` when it shares one with other workers."""
+        self._adopt(PagedRules(config), registry or Registry(config.block_size), None)
 
     def _adopt(self, rules: PagedRules, registry: Registry, core: Core | None) -> None:
         self.config = rules.config

@@ -65,6 +65,7 @@ class PagedRules:
     counts_dropped_hits: bool = field(init=False)
     takes_last_ready: bool = field(init=False)
     scans_needlessly: bool = field(init=False)
+    holders_wait: bool = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -105,6 +106,7 @@ class PagedRules:
             "counts_dropped_hits": "counts-dropped-hits" in on,
             "takes_last_ready": "fifo-preempts-last-ready" in on,
             "scans_needlessly": "handoff-scan" in on,
+            "holders_wait": "holders-wait" in on,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

@@ -42,40 +42,56 @@ def waiting_phase(core: Core, step: Pass) -> None:
     The first request that does not fit ends it: a smaller follower never overtakes. A throttled pass prefills nobody, and
     neither does one with destinations pending. The loop does not look at the budget; with none left the head is still looked
     up and judged before it is found blocked.
+
+    Only who has its KV already, from another worker, overtakes: it needs nothing, and the head may be waiting for the very blocks
+    it holds (defect ``holders-wait``).
     """
     rules = core.rules
     while core.waiting and not step.preempted_any and len(core.running) < rules.max_seqs:
-        head = next_in_turn(core)
+        request = next_in_turn(core)
         if rules.scans_needlessly:
             scan_needlessly(core)
-        if head.prompt >= rules.max_length:
-            reject(core, step, head)
+        if request.prompt >= rules.max_length:
+            reject(core, step, request)
             continue
-        if head.prebuilt:
-            cost, verdict = NOTHING_CACHED, Verdict.ADMIT
-        elif core.handoffs.pending:
+        if core.handoffs.pending and not request.prebuilt:
             return
-        else:
-            cost = look_up(core, head)
-            verdict = judge(core, head, cost)
+        cost, verdict = consider(core, request)
         if verdict is Verdict.REJECT:
-            reject(core, step, head)
+            reject(core, step, request)
             continue
-        if step.throttled and head.length - head.computed - cost.cached > 1:
+        if verdict is Verdict.WAIT:
+            ready = first_prebuilt(core)
+            if ready is None or rules.holders_wait:
+                return
+            request, cost = ready, NOTHING_CACHED
+        if step.throttled and request.length - request.computed - cost.cached > 1:
             return
-        if verdict is Verdict.WAIT or schedule(core, step, head, cost) is not Outcome.SCHEDULED:
+        if schedule(core, step, request, cost) is not Outcome.SCHEDULED:
             return
-        if not step.budget and not step.report.work[head.id].total:
+        if not step.budget and not step.report.work[request.id].total:
             return
 
 
 def next_in_turn(core: Core) -> Request:
     """Who is looked at next: the head of the queue; while destinations are pending, the first that has its KV, if any."""
-    if core.handoffs.pending:
-        for request in core.waiting:
-            if request.prebuilt:
-                return request
-    return core.waiting[0]
+    head = core.waiting[0]
+    return first_prebuilt(core) or head if core.handoffs.pending else head
+
+
+def first_prebuilt(core: Core) -> Request | None:
+    """The first waiting request whose KV came from another worker."""
+    if not core.handoffs.active:
+        return None
+    return next((request for request in core.waiting if request.prebuilt), None)
+
+
+def consider(core: Core, request: Request) -> tuple[Cost, Verdict]:
+    """What admission costs a waiting request, and what the rule says; one that has its KV needs nothing more."""
+    if request.prebuilt:
+        return NOTHING_CACHED, Verdict.ADMIT
+    cost = look_up(core, request)
+    return cost, judge(core, request, cost)
 
 
 def reject(core: Core, step: Pass, head: Request) -> None:

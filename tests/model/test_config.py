@@ -34,7 +34,7 @@ BAD = [
     ({"scheduler": "vLLM"}, "engine.scheduler", "'vLLM'", '"vllm" or "trtllm" or "sglang"'),
     ({"scheduler": None}, "engine.scheduler", "null", '"vllm" or "trtllm" or "sglang"'),
     ({"scheduler": "vlm", "defects": ["admits-unservable"]}, "engine.scheduler", "'vlm'", '"vllm" or "trtllm" or "sglang"'),
-    ({"role": "router"}, "engine.role", "'router'", '"aggregated" or "prefill" or "decode"'),
+    ({"role": "router"}, "engine.role", "'router'", '"aggregated" or "prefill" or "decode" or "disaggregated"'),
     ({"preemption": []}, "engine.preemption", "[]", '"lifo" or "fifo"'),
     ({"max_num_batched_tokens": 0}, "engine.max_num_batched_tokens", "0", COUNT_OR_NULL),
     ({"max_num_seqs": False}, "engine.max_num_seqs", "false", COUNT_OR_NULL),
