@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -90,12 +90,22 @@ def _requests(moments: Sequence[Moment]) -> dict[str, dict[str, Any]]:
     before: dict[str, RequestView] = {}
     for moment in moments:
         report = moment.report
-        ended = (("finished", report.finished), ("rejected", report.rejected), ("cancelled", report.cancelled))
-        for status, ids in ended:
+        if isinstance(report.action, Submit) and report.action.request.id in requests:
+            # The id of a request that ended is used again.
+            requests[report.action.request.id] = {}
+        finished = [id_ for id_ in report.finished if id_ not in report.handed_over]
+        for status, ids in (("finished", finished), ("rejected", report.rejected), ("cancelled", report.cancelled)):
             for id_ in ids:
-                if id_ in before:
+                if id_ in before and requests.get(id_, {}).get("status") != "rejected":
                     requests[id_] = _ended(before[id_], report, status)
-        now = {id_: request for view in moment.views for id_, request in view.requests.items()}
+                elif status == "rejected":
+                    # Refused on arrival.
+                    requests[id_] = _account(status, 0, 0, 0, 0)
+        now = _shown(moment.views, requests)
+        released = [details for kind, details in report.notes if kind == "source-released"]
+        for id_ in released:
+            if id_ not in now and not requests.get(id_):
+                requests[id_] = _ended(before[id_], report, "finished")
         for id_ in now:
             # Entered in the order of submission; the last view is written over it below.
             requests.setdefault(id_, {})
@@ -104,6 +114,18 @@ def _requests(moments: Sequence[Moment]) -> dict[str, dict[str, Any]]:
         status = "running" if request.status == RUNNING else "waiting"
         requests[id_] = _account(status, request.generated, request.computed, request.cached_tokens, request.preemptions)
     return requests
+
+
+def _shown(views: Sequence[EngineView], ended: Mapping[str, Mapping[str, Any]]) -> dict[str, RequestView]:
+    """The requests of all workers, one that moved on as the last of them shows it.
+
+    What a prefill worker still holds of a request that ended elsewhere is not a request any more.
+    """
+    shown = {}
+    for view in views:
+        held = view.extra.get("held_sources", ())
+        shown.update({id_: request for id_, request in view.requests.items() if id_ not in held or not ended.get(id_)})
+    return shown
 
 
 def _account(status: str, emitted: int, computed: int, cached_tokens: int, preemptions: int) -> dict[str, Any]:

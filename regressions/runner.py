@@ -18,11 +18,11 @@ from invariants.framework import CATALOGUE, PROGRESS, Violation, known_ids
 from invariants.monitor import Monitor
 from invariants.progress import LassoShape
 from model import engine as parts
-from model.actions import Action, Advance, Step
+from model.actions import Action
 from model.build import build_engine
 from model.case import Case, Drain, Expectation, Item, Steps
 from model.config import EngineConfig
-from model.engine import Engine
+from model.engine import Engine, one_round
 from model.errors import BadInput, shown
 from model.events import StepReport
 from model.replay.config import ReplayConfig
@@ -272,17 +272,15 @@ class _Run:
                 return
 
     def drain(self, passes: int) -> str | None:
-        """Passes and deadlines until idle, until the run is decided, or ``passes`` of them; with work left then, that."""
+        """Rounds of passes until idle, until the run is decided, or ``passes`` of them; with work left then, that."""
         for _ in range(passes):
-            if not self.engine.busy or self.decided:
+            if self._ended():
                 return None
-            report = self.apply(Step())
-            if not report.had_effect and not self.decided and self._due():
-                self.apply(Advance())
-        return f"work is left after a drain of {passes} passes" if self.engine.busy and not self.decided else None
+            one_round(self.engine, self.apply, self._ended)
+        return None if self._ended() else f"work is left after a drain of {passes} passes"
 
-    def _due(self) -> bool:
-        return any(view.next_deadline_ns is not None for view in self.views)
+    def _ended(self) -> bool:
+        return not self.engine.busy or self.decided
 
 
 def _actions_of(item: Item) -> Iterator[Action]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from model.config import EngineConfig, Speculation
+from model.config import DISAGGREGATED, EngineConfig, PrefillWorker, Speculation
 
 CAPACITY_TOKENS = 24
 """Geometries hold at most about this many tokens."""
@@ -93,11 +93,19 @@ def engine_configs(
         scheduler: one of ``OPTIONS``.
         defects: ids switched on in all of them.
         speculation: True or False to have it always or never.
-        fixed: options that are not to be drawn.
+        fixed: options that are not to be drawn; ``role="disaggregated"`` makes systems of two workers.
     """
     names = frozenset(defects)
 
     def build(options: dict[str, Any]) -> EngineConfig:
         return EngineConfig(scheduler=scheduler, defects=names, **{**options, **fixed})
 
-    return OPTIONS[scheduler](speculation=speculation).map(build)
+    options = OPTIONS[scheduler](speculation=speculation)
+    if fixed.get("role") == DISAGGREGATED:
+        return st.tuples(options, prefill_workers()).map(lambda drawn: build({**drawn[0], "prefill": drawn[1]}))
+    return options.map(build)
+
+
+def prefill_workers() -> st.SearchStrategy[PrefillWorker | None]:
+    """What the prefill worker of a disaggregated system has different: often a cache of another size."""
+    return st.none() | st.integers(1, CAPACITY_TOKENS // 2).map(lambda blocks: PrefillWorker(num_blocks=blocks))

@@ -1,8 +1,9 @@
 """A state machine that drives any engine, judged by all invariants, and the fuzzer built on it.
 
-The machine draws a configuration, then submits, cancels, runs passes (choosing accepted drafts) and lets deadlines fall due, in
-any order; Hypothesis leaves out a drawn subset of the rules in each run, so that runs differ in kind. At the end there is no more
-input, and the engine has to come to rest: the drain phase. It knows nothing of any scheduler or defect.
+The machine draws a configuration, then submits, cancels, runs passes (choosing accepted drafts), lets deadlines fall due and
+transfers end or fail, in any order; Hypothesis leaves out a drawn subset of the rules in each run, so that runs differ in kind.
+At the end there is no more input, and the engine has to come to rest: the drain phase. It knows nothing of any scheduler or
+defect.
 
 A failure is a case: the configuration and the actions, ready to be written as a file and replayed without Hypothesis.
 """
@@ -149,11 +150,27 @@ class EngineMachine(RuleBasedStateMachine):
         """One pass; everybody accepts what the configuration says."""
         self._apply(Step())
 
+    @precondition(lambda self: self.monitor is not None and len(self.monitor.engine.configs()) > 1)
+    @rule()
+    def step_other(self) -> None:
+        """One pass of the second worker."""
+        self._apply(Step(worker=1))
+
+    @precondition(lambda self: self.monitor is not None and bool(self.monitor.engine.choices()))
+    @rule(number=st.integers(0, 2 * MOST_REQUESTS))
+    def go_on(self, number: int) -> None:
+        """Something happens around the engine: a transfer ends or fails, an answer comes."""
+        assert self.monitor is not None
+        choices = self.monitor.engine.choices()
+        self._apply(choices[number % len(choices)])
+
     @rule(count=st.integers(2, 6))
     def steps(self, count: int) -> None:
-        """Some passes in a row."""
+        """Some passes in a row, of every worker that has something left."""
+        assert self.monitor is not None
         for _ in range(count):
-            self._apply(Step())
+            for worker in self.monitor.engine.at_work() or (0,):
+                self._apply(Step(worker=worker))
 
     @precondition(lambda self: self.monitor is not None and bool(self.monitor.engine.speculating()))
     @rule(accepted=st.lists(st.integers(0, 3), min_size=1, max_size=MOST_REQUESTS))
@@ -164,7 +181,9 @@ class EngineMachine(RuleBasedStateMachine):
         speculation = engine.config.speculation
         assert speculation is not None
         counts = (min(count, speculation.draft_tokens) for count in accepted)
-        self._apply(Step(dict(zip(sorted(engine.speculating()), counts, strict=False))))
+        chosen = dict(zip(sorted(engine.speculating()), counts, strict=False))
+        # Drafts are accepted where tokens are decoded: of several workers, by the last.
+        self._apply(Step(chosen, len(engine.configs()) - 1))
 
     @precondition(lambda self: bool(self.ids))
     @rule(number=st.integers(0, MOST_REQUESTS - 1))

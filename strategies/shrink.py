@@ -13,11 +13,11 @@ import attrs
 from attrs import evolve
 
 from invariants.monitor import Monitor
-from model.actions import Advance, Cancel, Handoff, Step, Submit
+from model.actions import Cancel, Handoff, Step, Submit
 from model.build import build_engine
 from model.case import Case, Drain, Expectation, Item, Steps
 from model.config import EngineConfig, Speculation
-from model.engine import Engine
+from model.engine import Engine, one_round
 from model.errors import BadInput
 from model.requests import Prompt, RequestSpec
 
@@ -48,14 +48,16 @@ def run_items(engine: Engine, items: Sequence[Item], drain_limit: int = DRAIN_LI
 
 
 def drain(monitor: Monitor, passes: int) -> bool:
-    """No more input: passes, and deadlines where a pass does nothing, until idle or something breaks; False at the limit."""
+    """No more input, but passes and all that is sure to come, until idle or something breaks; False at the limit."""
     engine = monitor.engine
+
+    def ended() -> bool:
+        return not engine.busy or bool(monitor.violations)
+
     for _ in range(passes):
-        if not engine.busy or monitor.violations:
+        if ended():
             return True
-        report = monitor.apply(Step())
-        if not report.had_effect and any(view.next_deadline_ns is not None for view in engine.views(blocks=False)):
-            monitor.apply(Advance())
+        one_round(engine, monitor.apply, ended)
     return not engine.busy
 
 
@@ -149,7 +151,7 @@ def _smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
     """Options back at their defaults, limits and geometry reduced."""
     for attribute in attrs.fields(EngineConfig):
         name, value = attribute.name, getattr(config, attribute.name)
-        if name in ("scheduler", "defects", "implementation", "role", "timing", "tiers"):
+        if name in ("scheduler", "defects", "implementation", "role", "timing", "tiers", "prefill"):
             continue
         candidates: list[object] = []
         if attribute.default is not attrs.NOTHING and value != attribute.default:
@@ -163,6 +165,11 @@ def _smaller_configs(config: EngineConfig) -> Iterator[EngineConfig]:
                 yield evolve(config, **{name: candidate})  # type: ignore[arg-type]
             except BadInput:
                 continue
+    if config.prefill is not None:
+        yield evolve(config, prefill=None)
+        blocks = config.prefill.num_blocks
+        if blocks is not None and blocks > 1:
+            yield evolve(config, prefill=evolve(config.prefill, num_blocks=blocks - 1))
 
 
 def shrunk(case: Case, invariant: str, build: Callable[[EngineConfig], Engine] = build_engine) -> Case:
