@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import attrs
 from attrs import field, frozen
 
+import invariants.monitor  # noqa: F401  (declares the invariants)
 from adapters.observation import (
     BOUNDED,
     FINISHED,
@@ -347,7 +348,7 @@ def _refusals(run: _Run) -> Iterator[Finding]:
             yield "unservable-refused", None
 
 
-@_judges("no-stall", "no-livelock", "finite-passes-per-instant")
+@_judges("no-stall", "no-livelock", "finite-passes-per-instant", "no-starvation")
 def _progress(run: _Run) -> Iterator[Finding]:
     """What is left when nothing more will come of it."""
     outcome = run.seen.outcome
@@ -368,11 +369,14 @@ def _progress(run: _Run) -> Iterator[Finding]:
         if period:
             passes = "the same pass repeats" if period == 1 else f"the same {period} passes repeat"
             yield "no-livelock", f"{passes} up to {_ms(run.seen.cap_ns)} with nothing ended, {names} left"
+    unservable = [id_ for id_ in left if not run.servable[id_]]
     for id_ in left:
-        if run.servable[id_]:
-            yield "servable-finishes", f"{id_} can be served and has not finished by {_ms(run.seen.cap_ns)}"
-        else:
+        if id_ in unservable:
             yield "unservable-refused", f"{id_} cannot be served here and was not refused by {_ms(run.seen.cap_ns)}"
+            continue
+        yield "servable-finishes", f"{id_} can be served and has not finished by {_ms(run.seen.cap_ns)}"
+        if unservable:
+            yield "no-starvation", f"{id_} can be served and is left with {', '.join(unservable)}, which cannot"
 
 
 def _cycle(run: _Run) -> int:
