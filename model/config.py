@@ -164,12 +164,12 @@ def _preload() -> Any:
 class Tiers(_Document):
     """Host memory (G2) and disk (G3) below the GPU cache (offload specification 1).
 
-    Bandwidths are decimal GB/s, 0 for unlimited; a latency is the time to the first byte of a transfer.
+    Bandwidths are decimal GB/s, 0 for unlimited; a latency is the time to the first byte of a transfer. The size of a block
+    follows from the engine's ``kv_bytes_per_token``; without it a block has 1 MB, of which 1 GB/s moves one a millisecond.
 
     Attributes:
         host_blocks: capacity of G2.
         disk_blocks: capacity of G3, of one worker or of all of them together; null for none.
-        kv_bytes_per_token: size of a token's KV; null for blocks of 1 MB, of which 1 GB/s moves one a millisecond.
         d2h_gbps, h2d_gbps: from GPU to host and back.
         host_latency_ms: of a transfer between GPU and host.
         disk_scope: whether each worker has a disk of its own or all share one.
@@ -183,7 +183,6 @@ class Tiers(_Document):
 
     host_blocks: int = _count(attrs.NOTHING)
     disk_blocks: int | None = _count_or_null()
-    kv_bytes_per_token: int | None = _count_or_null()
     d2h_gbps: float = _bandwidth(32)
     h2d_gbps: float = _bandwidth(32)
     host_latency_ms: float = _duration(0)
@@ -358,6 +357,8 @@ class EngineConfig(_Document):
             raise BadInput("tiers", "host blocks", "null with prefix_caching false")
         if self.role != "aggregated":
             raise BadInput("tiers", "host blocks", f"null with role {self.role}")
+        if self.dp_size != 1:
+            raise BadInput("tiers", "host blocks", f"null with dp_size {self.dp_size}")
         if self.dp_size > 1:
             raise BadInput("tiers", "host blocks", f"null with dp_size {self.dp_size}")
         if tiers.disk_blocks is not None and self.speculation is not None:

@@ -76,7 +76,7 @@ class TierRules:
         """The rules of an engine that has tiers."""
         tiers = config.tiers
         assert tiers is not None
-        per_token = tiers.kv_bytes_per_token
+        per_token = config.kv_bytes_per_token
         block_bytes = MEGABYTE if per_token is None else per_token * config.block_size
         on = config.defects
         return cls(

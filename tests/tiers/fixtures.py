@@ -19,7 +19,12 @@ def ms(time: Nanoseconds | None) -> float | None:
 
 
 def configuration(
-    host_blocks: int = 2, *, defects: tuple[str, ...] = (), engine: dict[str, Any] | None = None, **tiers: Any
+    host_blocks: int = 2,
+    *,
+    defects: tuple[str, ...] = (),
+    engine: dict[str, Any] | None = None,
+    kv_bytes_per_token: int | None = None,
+    **tiers: Any,
 ) -> EngineConfig:
     """An engine of blocks of 4 tokens whose tiers are as given."""
     return EngineConfig.from_json(
@@ -27,6 +32,7 @@ def configuration(
             "scheduler": "vllm",
             "block_size": 4,
             "num_blocks": 16,
+            "kv_bytes_per_token": kv_bytes_per_token,
             "tiers": {"host_blocks": host_blocks, **tiers},
             "defects": list(defects),
             **(engine or {}),

@@ -1,4 +1,4 @@
-"""Small configurations with tiers, and what may be done to an engine, for Hypothesis."""
+"""Small configurations with tiers, workloads, and what may be done to an engine, for Hypothesis."""
 
 from __future__ import annotations
 
@@ -10,13 +10,11 @@ from hypothesis import strategies as st
 from model.actions import Action, Advance, Cancel, Step, Submit
 from model.config import EngineConfig
 from model.requests import Prompt, RequestSpec
+from tests.tiers.driver import Arrival
 from tests.tiers.fixtures import MS
 
 SIZE = 2
 """Tokens in a block."""
-
-BLOCKS = ("a", "b", "c", "d")
-"""Prompts are made of these blocks, so that they share prefixes or not."""
 
 _bandwidths = st.sampled_from([0, 1, 0.25, 3])
 
@@ -30,8 +28,8 @@ prompts = st.builds(prompt_of, st.sampled_from(["ab", "cd", "abc", "a", "cdab", 
 
 
 @st.composite
-def configurations(draw: st.DrawFn, defects: tuple[tuple[str, ...], ...] = ((),)) -> EngineConfig:
-    """A small engine with host memory and mostly a disk."""
+def configurations(draw: st.DrawFn, defects: tuple[str, ...] = ("",)) -> EngineConfig:
+    """A small engine with host memory and mostly a disk, with one of ``defects``."""
     tiers: dict[str, Any] = {
         "host_blocks": draw(st.integers(1, 4)),
         "d2h_gbps": draw(_bandwidths),
@@ -50,6 +48,7 @@ def configurations(draw: st.DrawFn, defects: tuple[tuple[str, ...], ...] = ((),)
             "disk_shared_read_gbps": draw(_bandwidths),
             "disk_shared_write_gbps": draw(_bandwidths),
         }
+    defect = draw(st.sampled_from(defects))
     return EngineConfig.from_json(
         {
             "scheduler": "vllm",
@@ -64,7 +63,7 @@ def configurations(draw: st.DrawFn, defects: tuple[tuple[str, ...], ...] = ((),)
                 "decode_ms": draw(st.sampled_from([0, 0.5])),
             },
             "tiers": tiers,
-            "defects": list(draw(st.sampled_from(defects))),
+            "defects": [defect] if defect else [],
         }
     )
 
@@ -72,6 +71,14 @@ def configurations(draw: st.DrawFn, defects: tuple[tuple[str, ...], ...] = ((),)
 def requests(id_: str) -> st.SearchStrategy[RequestSpec]:
     """A short request."""
     return st.builds(RequestSpec, st.just(id_), prompts, st.integers(0, 4))
+
+
+@st.composite
+def workloads(draw: st.DrawFn, most: int = 5) -> list[Arrival]:
+    """Up to ``most`` requests within a few milliseconds."""
+    count = draw(st.integers(1, most))
+    times = st.sampled_from([Fraction(0), Fraction(0), Fraction(1), Fraction(2), Fraction(5), Fraction(1, 2)])
+    return [Arrival(draw(times), draw(requests(f"r{number}"))) for number in range(count)]
 
 
 MOVES: tuple[Action, ...] = (Step(), Step(), Advance(), Advance(MS // 2), Advance(MS * Fraction(4, 3)))

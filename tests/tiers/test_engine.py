@@ -151,7 +151,7 @@ def test_r4_what_is_promoted_for_a_cancelled_request_lands_in_host_memory(
 def test_r5_who_waits_is_not_looked_up_once_the_budget_is_used_up() -> None:
     made = engine(4, 64, h2d_gbps=0, on={"max_num_batched_tokens": 4, "max_num_seqs": 3})
     shared_tokens = list(range(1, 9))
-    evicted = []
+    evicted: list[int] = []
 
     def finish(spec: RequestSpec, passes: int) -> None:
         made.apply(Submit(spec))
@@ -289,8 +289,8 @@ def test_r10_a_replay_with_restores_and_a_readmission() -> None:
             "timing": {"prefill_ms": 0.5, "prefill_ms_per_token": 0, "decode_ms": 0.25},
         },
     )
-    rows = (("r0", 0.0, 0, 8, 7), ("r3", 5.5, 200, 7, 4), ("r4", 5.5, 100, 10, 6))
-    rows += (("r6", 11.5, 0, 3, 11), ("r7", 11.5, 100, 13, 10), ("r9", 15.5, 0, 11, 8))
+    rows = [("r0", 0.0, 0, 8, 7), ("r3", 5.5, 200, 7, 4), ("r4", 5.5, 100, 10, 6)]
+    rows += [("r6", 11.5, 0, 3, 11), ("r7", 11.5, 100, 13, 10), ("r9", 15.5, 0, 11, 8)]
     run = drive(config, [arrival(id_, at, range(first, first + length), out) for id_, at, first, length, out in rows])
     ended = {id_: float(at) for id_, at in run.ended.items()}
     assert ended == {"r0": 3.0, "r3": 9.25, "r4": 11.0, "r6": 16.0, "r7": 16.75, "r9": 23.85}
@@ -379,6 +379,7 @@ def test_tiers_are_built_from_the_configuration() -> None:
     [
         ({"prefix_caching": False}, "engine.tiers"),
         ({"role": "prefill"}, "engine.tiers"),
+        ({"dp_size": 2}, "engine.tiers"),
         ({"scheduler": "sglang"}, "engine.tiers"),
         (
             {"tiers": {"host_blocks": 1, "disk_blocks": 4}, "speculation": {"draft_tokens": 1}},
