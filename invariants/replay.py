@@ -42,6 +42,9 @@ _ROUNDING = 1e-9
 _VIEWED_WHOLE = 64
 """Sessions up to which every instant is looked at whole."""
 
+_VIEWED_SHARE = 8
+"""Sessions of a larger workload that are looked at, on the average, in an instant."""
+
 
 def _close(one: float, other: float) -> bool:
     return abs(one - other) <= _ROUNDING * max(1.0, abs(one), abs(other))
@@ -581,7 +584,7 @@ class _Seldom:
 
     def __init__(self, sessions: int) -> None:
         """A workload of so many sessions."""
-        self._every = max(1, sessions // _VIEWED_WHOLE)
+        self._every = 1 if sessions <= _VIEWED_WHOLE else sessions // _VIEWED_SHARE
         self._instants = 0
 
     def due(self) -> bool:

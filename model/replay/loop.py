@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import attrs
 from attrs import define, field, frozen
@@ -276,7 +277,8 @@ class Loop:
         if self.timeline.due(self.now):
             self.timeline.add(self._point())
         if self._observer is not None:
-            self._observer(Settled(self.now, self.view))
+            # Several readers of one instant share its view.
+            self._observer(Settled(self.now, cache(self.view)))
 
     # The steps
 
@@ -518,14 +520,19 @@ class Loop:
 
     def costs(self) -> Mapping[str, int]:
         """Ghost counts of driver, queue and engines, by name."""
+        found = self._own_costs()
+        for worker in self.workers:
+            for name, count in worker.engine.view(blocks=False).costs.items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+    def _own_costs(self) -> dict[str, int]:
+        """Ghost counts of driver and queue."""
         found: dict[str, int] = {"events_inspected": self.events.inspected}
         if self.driver is not None:
             found |= attrs.asdict(self.driver.costs)
             found["ended_history_capacity"] = found.pop("dead_history_capacity")
             del found["visits_in_last_check"]
-        for worker in self.workers:
-            for name, count in worker.engine.view(blocks=False).costs.items():
-                found[name] = found.get(name, 0) + count
         return found
 
     def view(self) -> ReplayView:
@@ -559,5 +566,5 @@ class Loop:
             in_cluster=len(self.live),
             engines_busy=sum(worker.engine.busy for worker in self.workers),
             prompt_ids_held=driver.costs.prompt_ids_held if driver is not None else 0,
-            costs=self.costs(),
+            costs=self._own_costs(),
         )

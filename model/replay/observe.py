@@ -179,7 +179,7 @@ class ReplayView:
         in_cluster: requests in the cluster.
         engines_busy: engines with live requests.
         prompt_ids_held: hash ids of prompts not handed out.
-        costs: ghost counts.
+        costs: ghost counts of driver and event queue.
     """
 
     now_ms: float

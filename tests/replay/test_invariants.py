@@ -263,7 +263,7 @@ def test_checks_cost_a_constant_for_each_instant() -> None:
             log[number] = evolve(one, view=count)
     judged(log)
     instants = sum(isinstance(one, Settled) for one in log)
-    assert 0 < viewed_sessions <= 2 * 100 * instants
+    assert 0 < viewed_sessions <= 2 * 8 * instants + 2 * 150
 
 
 def test_every_check_has_its_words() -> None:
