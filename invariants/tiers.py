@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 
-from invariants.framework import PROGRESS, Found, StateCheck, StepCheck, Transition, on_state, on_step
+from invariants.framework import PROGRESS, STEP, Found, StateCheck, StepCheck, Transition, on_state, on_step
 from model import engine as parts
 from model.config import EngineConfig
 from model.events import Removed, Stored
@@ -29,7 +29,7 @@ def tiered(config: EngineConfig) -> bool:
 
 
 def on_tiers(
-    id: str, statement: str, source: str, *, catches: Iterable[str] = (), kind: str = "step"
+    id: str, statement: str, source: str, *, catches: Iterable[str] = (), kind: str = STEP
 ) -> Callable[[TiersCheck], StateCheck]:
     """Declare the decorated function as an invariant over the tiers in a state."""
 
@@ -46,10 +46,10 @@ def on_tiers(
 
 
 def on_tiers_step(
-    id: str, statement: str, source: str, *, catches: Iterable[str] = ()
+    id: str, statement: str, source: str, *, catches: Iterable[str] = (), kind: str = STEP
 ) -> Callable[[StepCheck], StepCheck]:
     """Declare the decorated function as an invariant over steps of an engine with tiers."""
-    return on_step(id, statement, source, needs={parts.REQUESTS}, catches=catches, applies=tiered)
+    return on_step(id, statement, source, needs={parts.REQUESTS}, catches=catches, applies=tiered, kind=kind)
 
 
 @on_tiers(
@@ -361,42 +361,49 @@ def no_self_eviction(step: Transition) -> Found:
     return True if met else None
 
 
-@on_tiers(
+@on_tiers_step(
     "bounded-restores",
     "A block is promoted for a waiting request once, and again only after others evicted it.",
     "offload specification L2",
     catches=("restore-thrash", "restore-thrash:bounded-rounds", "restore-thrash:whole-prefix-only"),
     kind=PROGRESS,
 )
-def promoted_once(tiers: TiersView, config: EngineConfig) -> Found:
+def promoted_once(step: Transition) -> Found:
     """Promotions of each block for each waiting request against its evictions by others."""
-    met = False
-    for id_, restore in tiers.restores.items():
-        for block, count in restore.promotions.items():
-            met = True
-            if count > 1 + restore.losses.get(block, 0):
+    after = tiers_of(step.after)
+    assert after is not None
+    promoted = notes_of(step.report, Promoted)
+    for told in promoted:
+        restore = after.restores.get(told.request)
+        if restore is None:
+            continue
+        for block in told.blocks:
+            count, losses = restore.promotions.get(block, 0), restore.losses.get(block, 0)
+            if count > 1 + losses:
                 return (
-                    f"block {restore.keys.index(block)} of {id_} is promoted for the {count}. time, "
-                    f"others evicted it {restore.losses.get(block, 0)} times"
+                    f"block {restore.keys.index(block)} of {told.request} was promoted {count} times, "
+                    f"and {losses} times evicted by others"
                 )
-    return True if met else None
+    return True if promoted else None
 
 
-@on_tiers(
+@on_tiers_step(
     "bounded-restores",
     "As long as nothing else gets on, no block is promoted twice, and no more of them than those who wait may ask for.",
     "offload specification L4, L13",
     catches=("restore-thrash", "restore-thrash:bounded-rounds", "restore-thrash:whole-prefix-only"),
     kind=PROGRESS,
 )
-def promotions_between_progress(tiers: TiersView, config: EngineConfig) -> Found:
+def promotions_between_progress(step: Transition) -> Found:
     """Promotions since the last token, admission, load, arrival or release of a pin."""
-    if not tiers.promoted:
+    after = tiers_of(step.after)
+    assert after is not None
+    if not notes_of(step.report, Promoted) or not after.promoted:
         return None
-    for block, count in tiers.promoted.items():
+    for block, count in after.promoted.items():
         if count > 1:
             return f"h{block} was promoted {count} times, and nothing else got on in between"
-    total, most = sum(tiers.promoted.values()), sum(tiers.allowance.values())
+    total, most = sum(after.promoted.values()), sum(after.allowance.values())
     if total > most:
         return f"{total} blocks were promoted with nothing else getting on, those who wait may ask for {most}"
     return True

@@ -1,6 +1,6 @@
 """What the tiers tell about one action, as details of ``StepReport.notes``.
 
-The kind of a note is the ``kind`` of its class. Blocks are identities; requests are ids.
+The kind of a note is the ``kind`` of its class, and ``str`` gives it in words. Blocks are identities; requests are ids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from typing import Any, ClassVar
 from attrs import frozen
 
 from model.actions import Nanoseconds
-from model.events import StepReport
+from model.events import StepReport, block_names
+
+
+def named(blocks: tuple[int, ...]) -> str:
+    """Blocks as a reader sees them."""
+    return ", ".join(block_names(blocks))
 
 
 @frozen
@@ -29,6 +34,10 @@ class Evicted:
     cause: str
     by: str
 
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"h{self.block} leaves host memory for a {self.cause} of {self.by}"
+
 
 @frozen
 class Promoted:
@@ -37,6 +46,10 @@ class Promoted:
     kind: ClassVar[str] = "promoted"
     request: str
     blocks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{self.request} waits for {named(self.blocks)} from disk"
 
 
 @frozen
@@ -56,6 +69,11 @@ class CapacityRetry:
     unfittable: bool
     cause: str
 
+    def __str__(self) -> str:
+        """The note in words."""
+        why = "more than it holds" if self.unfittable else "no room now"
+        return f"host memory refuses a {self.cause} of {named(self.blocks)} for {self.request}: {why}"
+
 
 @frozen
 class StorePrepared:
@@ -64,6 +82,10 @@ class StorePrepared:
     kind: ClassVar[str] = "store-prepared"
     request: str
     blocks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{named(self.blocks)} of {self.request} will be copied to host memory"
 
 
 @frozen
@@ -75,6 +97,10 @@ class StoreSubmitted:
     blocks: tuple[int, ...]
     due_ns: Nanoseconds
 
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{named(self.blocks)} on the way to host memory"
+
 
 @frozen
 class StoreCompleted:
@@ -83,6 +109,10 @@ class StoreCompleted:
     kind: ClassVar[str] = "store-completed"
     request: str
     blocks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{named(self.blocks)} copied to host memory"
 
 
 @frozen
@@ -94,6 +124,10 @@ class LoadQueued:
     blocks: tuple[int, ...]
     due_ns: Nanoseconds
 
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{self.request} waits for {named(self.blocks)} from host memory"
+
 
 @frozen
 class LoadCompleted:
@@ -102,6 +136,10 @@ class LoadCompleted:
     kind: ClassVar[str] = "load-completed"
     request: str
     blocks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{self.request} has {named(self.blocks)} from host memory"
 
 
 @frozen
@@ -112,6 +150,10 @@ class LoadCancelled:
     request: str
     blocks: tuple[int, ...]
 
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{named(self.blocks)} no longer on the way from host memory to {self.request}"
+
 
 @frozen
 class DiskWriteBegan:
@@ -119,6 +161,10 @@ class DiskWriteBegan:
 
     kind: ClassVar[str] = "disk-write-began"
     blocks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{named(self.blocks)} on the way to disk"
 
 
 @frozen
@@ -128,6 +174,10 @@ class DiskJobEnded:
     kind: ClassVar[str] = "disk-job-ended"
     reading: bool
     blocks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """The note in words."""
+        return f"{named(self.blocks)} {'read from' if self.reading else 'written to'} disk"
 
 
 Note = (
