@@ -42,8 +42,8 @@ GAP_MS_MAX = 30
 CONSEQUENCES = frozenset({"servable-finishes", "unservable-refused", "no-starvation"})
 STORY_LINES_MAX = 40
 UNEXPLAINED = "unexplained"
-REPORTED = "release's own count"
-"""The model shows it with no defect on when its passes are timed and counted as the release does."""
+REPORTED = "accept-length-denominator"
+"""Finding 3: the right model shows it too once forwards are counted as the older release counts them."""
 
 
 @st.composite
@@ -175,8 +175,8 @@ def attribution(
         candidates: the defects to try; all of the scheduler by default.
 
     Returns:
-        Their ids, sorted: those that the newest release still has, else older ones. ``REPORTED`` when it takes none,
-        ``UNEXPLAINED`` when none will do.
+        Their ids, sorted: those that the newest release still has, else older ones. ``REPORTED`` when the count of the
+        release is enough, ``UNEXPLAINED`` when nothing is.
     """
     # That requests are left is a consequence; what shows itself in a cycle or a pass tells defects better apart.
     broken = frozenset(ids) - CONSEQUENCES or frozenset(ids)

@@ -81,7 +81,8 @@ def test_a_hang_is_killed_with_what_came_before_and_the_next_run_works(wheel: Wh
     assert (seen.outcome, seen.unfinished) == (HANG, ("r0", "r1"))
     assert wheel.kills > kills
     assert seen.cap_ns > 0
-    assert len(seen.passes or ()) == 2
+    # The older release ends its first pass with a token, the newer one prefills once more.
+    assert len(seen.passes or ()) in (1, 2)
     assert wheel.run(vllm(4, 16), arriving((0, 8, 1)), cap_ns=CAP).outcome == OK
 
 
