@@ -51,7 +51,7 @@ class RadixTree:
     """See the module docstring.
 
     Attributes:
-        compared, visited, moved: ghost counts of the work done: pages compared, nodes visited, pages moved to a new vector.
+        compared, visited, moved: ghost counts of the work done: pages compared, nodes visited, pages moved into a vector.
     """
 
     __slots__ = (
@@ -204,6 +204,7 @@ class RadixTree:
             else:
                 self._remove(victim)
         self.evictable -= len(freed)
+        self.moved += len(freed)
         return freed
 
     def pages_to(self, node: Node) -> list[int]:

@@ -245,7 +245,7 @@ def test_a_lookup_costs_what_it_matches_and_not_what_is_cached(others: int, leng
 
 
 @given(others=st.integers(0, 40), length=st.integers(1, 40), count=st.integers(1, 40))
-def test_an_eviction_costs_at_most_one_visit_a_page(others: int, length: int, count: int) -> None:
+def test_an_eviction_costs_at_most_a_visit_and_a_move_a_page(others: int, length: int, count: int) -> None:
     keyed = Keyed()
     keyed.insert(range(length))
     for other in range(others):
@@ -253,7 +253,7 @@ def test_an_eviction_costs_at_most_one_visit_a_page(others: int, length: int, co
     before = work(keyed)
     freed = keyed.tree.evict(count)
     assert len(freed) == min(count, length + others)
-    assert work(keyed) - before <= len(freed)
+    assert work(keyed) - before <= 2 * len(freed)
 
 
 @given(length=st.integers(1, 60), fresh=st.integers(1, 60), others=st.integers(0, 40))
