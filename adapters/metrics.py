@@ -5,17 +5,34 @@ What they count differs by scheduler: vLLM specification 3.11 (``model.paged.met
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from model.config import EngineConfig
 from model.events import StepReport
 from model.paged.metrics import ForwardMetrics, forward_metrics, variance
-from model.views import EngineView
+from model.views import PARKED, PREEMPTED, WAITING, EngineView
 
 
 def pass_metrics(config: EngineConfig, before: EngineView, report: StepReport, after: EngineView) -> ForwardMetrics:
     """The metrics of the pass that made ``report`` between the two views."""
     if config.scheduler == "sglang":
         return radix_metrics(before, report, after)
-    return forward_metrics(report, after)
+    return forward_metrics(report, after if config.tiers is None else _with_connector(after))
+
+
+def queued(view: EngineView) -> tuple[str, ...]:
+    """Who waits: in the queue, or for a transfer between tiers."""
+    connector: tuple[str, ...] = view.extra.get("connector", ())
+    return (*view.waiting, *connector)
+
+
+def _with_connector(view: EngineView) -> EngineView:
+    """The view with those who wait for a transfer in the queue, as the forward-pass metrics count them."""
+    requests = {
+        id_: evolve(request, status=PREEMPTED if request.preemptions else WAITING) if request.status == PARKED else request
+        for id_, request in view.requests.items()
+    }
+    return evolve(view, waiting=queued(view), requests=requests)
 
 
 def radix_metrics(before: EngineView, report: StepReport, after: EngineView) -> ForwardMetrics:

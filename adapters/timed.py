@@ -4,7 +4,8 @@ The driver (replay specification 5.3, vLLM specification 3.11, SGLang specificat
 end of a pass join before the next pass, after what the pass completed; an idle engine starts at an arrival. The whole
 state change of a pass happens at its start; admissions carry that start, and tokens, completions and records its end.
 
-A pass that did nothing in no time ends differently. A paged engine is not started again before the next arrival. SGLang's is
+A pass that did nothing in no time ends differently. A paged engine is not started again before the next arrival, or with
+host and disk tiers the end of the next transfer. SGLang's is
 run again at once as long as its state changes (the new-token ratio falls); when it no longer does, the replay fails on the spot,
 arrivals still to come or not, or with requests running goes round for ever.
 
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterable
 
 from attrs import define, evolve, field
 
-from adapters.metrics import pass_metrics
+from adapters.metrics import pass_metrics, queued
 from adapters.observation import (
     BOUNDED,
     FINISHED,
@@ -123,8 +124,10 @@ class _Run:
         self.next_arrival = 0
         self.retries = engine.config.scheduler == "sglang"
         self.now: Nanoseconds = 0
+        self.live = 0
+        """Requests that arrived and did not end."""
         self.idle = False
-        """Not to be started before the next arrival."""
+        """Not to be started before the next arrival or end of a transfer."""
         self.at_instant = 0
         """Passes that ended at this instant without a lapse of time."""
         self.states: set[bytes] = set()
@@ -146,18 +149,30 @@ class _Run:
             if self._arrive(self.now):
                 self.idle = False
                 self.states.clear()
-            if self.engine.busy and not self.idle:
+            if self.live and not self.idle:
                 outcome = self._pass(cap_ns)
                 if outcome is not None:
                     return outcome
                 continue
-            if self.next_arrival == len(self.arrivals):
-                return STUCK if self.engine.busy else OK
-            arrival = self.arrivals[self.next_arrival].arrival_ns
-            if arrival > cap_ns:
+            instant = self._next_instant()
+            if instant is None:
+                return STUCK if self.live else OK
+            if instant > cap_ns:
                 return BOUNDED
-            self.engine.apply(Advance(arrival - self.now))
-            self._move(arrival)
+            self.engine.apply(Advance(instant - self.now))
+            self.idle = False
+            self._move(instant)
+
+    def _next_instant(self) -> Nanoseconds | None:
+        """When something happens by itself: a request arrives or, with requests left, a transfer ends."""
+        instants = []
+        if self.next_arrival < len(self.arrivals):
+            instants.append(self.arrivals[self.next_arrival].arrival_ns)
+        if self.live:
+            deadline = self.engine.view(blocks=False).next_deadline_ns
+            if deadline is not None:
+                instants.append(deadline)
+        return min(instants, default=None)
 
     def _pass(self, cap_ns: Nanoseconds) -> str | None:
         """One pass; the outcome when it is the last."""
@@ -170,11 +185,12 @@ class _Run:
             self.preemptions += len(report.preemptions)
             self._arrive(cap_ns)
             return BOUNDED
-        # SGLang's decode pass is recorded also when nobody could grow.
-        if report.had_effect or (self.retries and before.running):
+        # A pass that only began a transfer is not recorded; SGLang's decode pass is, also when nobody could grow.
+        if _is_recorded(report, end - start) or (self.retries and before.running):
             self._end(before, report, start, end)
-        elif not self.retries:
-            self.idle = True
+        else:
+            self._sample(end, self.engine.view(blocks=False))
+        self.idle = not report.had_effect and not self.retries
         if end != start:
             self._move(end)
             return None
@@ -212,6 +228,7 @@ class _Run:
                 break
             self.next_arrival += 1
             self.engine.apply(Submit(timed.request))
+            self.live += 1
             self._sample(timed.arrival_ns, self.engine.view(blocks=False))
             came = True
         return came
@@ -234,6 +251,7 @@ class _Run:
                 if fate.first_token_ns is None:
                     fate.first_token_ns = end
             if signal.completed:
+                self.live -= 1
                 fate.terminal_ns = end
                 fate.status = REJECTED if signal.rejected else FINISHED
         if self._arrive(end, strictly=True):
@@ -250,12 +268,16 @@ class _Run:
 
     def _sample(self, at_ns: Nanoseconds, view: EngineView) -> None:
         pool = view.pool
-        sample = PoolSample(at_ns, pool.active, pool.inactive, pool.total, len(view.running), len(view.waiting), self.preemptions)
+        sample = PoolSample(at_ns, pool.active, pool.inactive, pool.total, len(view.running), len(queued(view)), self.preemptions)
         if self.samples and self.samples[-1].at_ns == at_ns:
             self.samples.pop()
         last = self.samples[-1] if self.samples else None
         if last is None or _counters(last) != _counters(sample):
             self.samples.append(sample)
+
+
+def _is_recorded(report: StepReport, duration: Nanoseconds) -> bool:
+    return bool(duration or report.work or report.signals or report.preemptions or report.admissions)
 
 
 def _counters(sample: PoolSample) -> tuple[int, ...]:
@@ -277,3 +299,27 @@ def last_of_each_instant(passes: Iterable[PassRecord]) -> list[PassRecord]:
             seen.pop()
         seen.append(record)
     return seen
+
+
+def seen_every(observation: Observation, step_ns: int) -> Observation:
+    """What an observer sees who looks at multiples of ``step_ns``: passes, counters and counts at the next look."""
+
+    def look(at_ns: Nanoseconds) -> int:
+        return -int(-at_ns // step_ns) * step_ns
+
+    passes = [evolve(record, end_ns=look(record.end_ns)) for record in observation.passes or ()]
+    samples: list[PoolSample] = []
+    for sample in observation.samples or ():
+        at_ns = look(sample.at_ns)
+        if samples and samples[-1].at_ns == at_ns:
+            samples.pop()
+        if not samples or _counters(samples[-1]) != _counters(sample):
+            samples.append(evolve(sample, at_ns=at_ns))
+    accepts: list[AcceptSample] = []
+    for count in observation.accepts or ():
+        at_ns, tokens, forwards = look(count.at_ns), count.tokens, count.forwards
+        if accepts and accepts[-1].at_ns == at_ns:
+            earlier = accepts.pop()
+            tokens, forwards = tokens + earlier.tokens, forwards + earlier.forwards
+        accepts.append(AcceptSample(at_ns, tokens, forwards))
+    return evolve(observation, passes=tuple(last_of_each_instant(passes)), samples=tuple(samples), accepts=tuple(accepts))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from attrs import define, field
 
-from adapters.dynamo.classes import CLASSES, CaseClass
+from adapters.dynamo.classes import CLASSES, CROWD, EVICTING_TIERS, CaseClass
 from adapters.dynamo.compare import Difference, compare_observed
 from adapters.dynamo.wheel import Wheel
 from adapters.observation import OK, REJECTED, Observation
@@ -82,7 +82,7 @@ def main() -> None:
     asked = parser.parse_args()
     with Wheel(asked.python) as wheel:
         print(wheel.release.name)
-        for case_class in CLASSES:
+        for case_class in (*CLASSES, *EVICTING_TIERS, CROWD):
             if asked.only not in f"{case_class.scheduler} {case_class.name}":
                 continue
             found = agreement(case_class, range(asked.first, asked.first + asked.cases), wheel)

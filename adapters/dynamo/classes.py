@@ -13,7 +13,7 @@ from typing import Any
 from attrs import frozen
 
 from adapters.workload import TimedRequest, Workload
-from model.config import NANOSECONDS_PER_MS, EngineConfig, Speculation, Timing
+from model.config import NANOSECONDS_PER_MS, EngineConfig, Speculation, Tiers, Timing
 from model.requests import Prompt, RequestSpec
 
 
@@ -168,6 +168,42 @@ def _radix(
     return Case(config, _workload(random, requests, servable, shared=caching, unservable=odd, branching=tree))
 
 
+def _tiered(random: Random, *, ample: bool = False, latency: bool = False, disk: str | None = None) -> Case:
+    """A case for vLLM's policy with host memory, ``ample`` or not, and perhaps a disk (offload specification 0)."""
+    block_size = random.choice((2, 4))
+    num_blocks = random.randint(2, 8)
+    capacity = block_size * num_blocks
+    tiers: dict[str, Any] = {
+        "host_blocks": 8 * capacity if ample else random.randint(1, 8),
+        "d2h_gbps": random.choice((0, 1, 2)),
+        "h2d_gbps": random.choice((1, 2)),
+    }
+    if latency:
+        tiers["host_latency_ms"] = random.choice((0.5, 1, 3))
+    if disk is not None:
+        tiers["disk_scope"] = disk
+        tiers["disk_blocks"] = random.randint(1, 16)
+        tiers["disk_latency_ms"] = random.choice((0, 0.5, 2))
+        tiers["disk_read_gbps"] = random.choice((0, 1, 2))
+        tiers["disk_write_gbps"] = random.choice((0, 1, 2))
+        if disk == "cluster_shared":
+            tiers["disk_shared_read_gbps"] = random.choice((0, 1, 2))
+            tiers["disk_shared_write_gbps"] = random.choice((0, 1, 2))
+    config = EngineConfig(
+        scheduler="vllm",
+        block_size=block_size,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=random.randint(block_size, 2 * capacity),
+        max_num_seqs=random.randint(1, 4),
+        chunked_prefill=random.random() < 0.8,
+        preemption=random.choice(("lifo", "fifo")),
+        tiers=Tiers(**tiers),
+        timing=_timing(random, zero=False),
+        defects="upstream",
+    )
+    return Case(config, _workload(random, random.randint(2, 8), capacity, shared=True))
+
+
 def _speculation(random: Random, accepted: str | None) -> Speculation | None:
     if accepted is None:
         return None
@@ -308,6 +344,17 @@ RADIX: Mapping[str, Mapping[str, Any]] = {
     "max model length": {"max_length": True},
     "prefill interval": {"interval": True},
 }
+TIERED: Mapping[str, Mapping[str, Any]] = {
+    "ample host tier": {"ample": True},
+    "ample host tier, latency": {"ample": True, "latency": True},
+}
+EVICTING: Mapping[str, Mapping[str, Any]] = {
+    "host tier": {},
+    "host tier, latency": {"latency": True},
+    "disk of its own": {"disk": "worker_local"},
+    "shared disk": {"disk": "cluster_shared"},
+    "shared disk, latency": {"disk": "cluster_shared", "latency": True},
+}
 
 
 def _classes(scheduler: str, draw: Callable[..., Case], features: Mapping[str, Mapping[str, Any]]) -> list[CaseClass]:
@@ -320,6 +367,10 @@ CLASSES: tuple[CaseClass, ...] = (
     *_classes("trtllm", partial(_paged, scheduler="trtllm"), PAGED),
     CaseClass("everything mixed", "trtllm", partial(_paged_mixed, scheduler="trtllm")),
     *_classes("sglang", _radix, RADIX),
+    *_classes("vllm", _tiered, TIERED),
 )
+EVICTING_TIERS: tuple[CaseClass, ...] = tuple(_classes("vllm", _tiered, EVICTING))
+"""Classes in which blocks leave host memory. Blocks that came there together are as old as each other, and the engine breaks
+the tie by their hashes, which the model does not have; so about one case in a hundred differs."""
 CROWD = CaseClass("lpm, crowd", "sglang", partial(_radix, lpm=True, crowd=True))
 """More waiting requests than longest-prefix matching sorts; each case is large, so it stands by itself."""

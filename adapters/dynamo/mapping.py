@@ -12,8 +12,9 @@ from adapters.cases import mooncake_rows
 from adapters.dynamo.release import Release
 from adapters.workload import Workload
 from model.actions import Nanoseconds
-from model.config import NANOSECONDS_PER_MS, EngineConfig
+from model.config import NANOSECONDS_PER_MS, EngineConfig, Tiers
 from model.errors import BadInput, shown
+from model.tiers.rules import MEGABYTE
 
 
 def milliseconds(nanoseconds: Nanoseconds) -> float:
@@ -58,16 +59,51 @@ def engine_argument(config: EngineConfig, release: Release) -> dict[str, Any]:
         words["enable_chunked_prefill"] = config.chunked_prefill
     if config.scheduler == "vllm":
         words["preemption_mode"] = config.preemption
+    if config.tiers is not None:
+        words.update(_tiers(config, config.tiers))
     if release.mapping:
         return {"engine": {"backend": config.scheduler, **words}}
     return {"engine_type": config.scheduler, **words}
 
 
+def _tiers(config: EngineConfig, tiers: Tiers) -> dict[str, Any]:
+    """Host and disk offload (offload specification 1)."""
+    per_token = config.kv_bytes_per_token
+    if per_token is None:
+        per_token, rest = divmod(MEGABYTE, config.block_size)
+        if rest:
+            raise BadInput("engine.kv_bytes_per_token", "null", "a number, where the block size does not divide 1,000,000")
+    for name in ("preloaded_host", "preloaded_disk"):
+        if getattr(tiers, name):
+            raise BadInput(f"engine.tiers.{name}", "prompts", "none: the engine starts empty")
+    words: dict[str, Any] = {
+        "kv_cache_bytes_per_token": per_token,
+        "native_host_offload": {
+            "scope": "dp_rank_local",
+            "num_host_blocks": tiers.host_blocks,
+            "d2h_bandwidth_gbps": tiers.d2h_gbps,
+            "h2d_bandwidth_gbps": tiers.h2d_gbps,
+            "latency_to_first_byte_ms": tiers.host_latency_ms,
+        },
+    }
+    if tiers.disk_blocks is not None:
+        words["g3_offload"] = {
+            "scope": tiers.disk_scope,
+            "num_g3_blocks": tiers.disk_blocks,
+            "latency_to_first_byte_ms": tiers.disk_latency_ms,
+            "read_bandwidth_gbps": tiers.disk_read_gbps,
+            "write_bandwidth_gbps": tiers.disk_write_gbps,
+            "shared_read_bandwidth_gbps": tiers.disk_shared_read_gbps,
+            "shared_write_bandwidth_gbps": tiers.disk_shared_write_gbps,
+        }
+    return words
+
+
 def _refuse_inexpressible(config: EngineConfig, release: Release) -> None:
     here = f"with {release.name}"
-    only = {"role": "aggregated", "dp_size": 1, "tiers": None}
+    only: dict[str, object] = {"role": "aggregated", "dp_size": 1}
     if not release.mapping:
-        only["prefill_decode_interval"] = 0
+        only.update(prefill_decode_interval=0, tiers=None)
         if config.scheduler != "vllm":
             only["max_model_len"] = None
     for name, allowed in only.items():

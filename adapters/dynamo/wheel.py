@@ -48,6 +48,7 @@ WORKER = Path(__file__).with_name("worker.py")
 START_SECONDS_MAX = 60.0
 POLL_SECONDS = 0.1
 SAMPLES_MAX = 100_000
+LOOKS_PER_PASS = 4
 NANOSECONDS_PER_SECOND = 1_000_000_000
 METRICS = tuple(attribute.name for attribute in attrs.fields(ForwardMetrics))[:-1]
 """Figures that the engine reports under the names we use, variances as floats; the last of ours is the duration."""
@@ -160,6 +161,7 @@ class Wheel:
                 "decode_ms": max(milliseconds(nanoseconds(timing.decode_ms)), self.release.decode_ms_least),
                 "arrivals_ms": [milliseconds(timed.arrival_ns) for timed in workload.requests],
                 "metrics": [*METRICS, WALL_TIME],
+                "step_ms": None if config.tiers is None else milliseconds(look_every_ns(config, workload)) or None,
             },
             "until_killed": False,
         }
@@ -172,11 +174,8 @@ class Wheel:
 
     def _sample_ms(self, config: EngineConfig, workload: Workload, cap_ns: Nanoseconds) -> float | None:
         """A sampling interval that meets every instant at which something can happen; None if that were too often."""
-        if not self.release.shows_counters:
-            return None
-        instants = [nanoseconds(config.timing.prefill_ms), nanoseconds(config.timing.decode_ms)]
-        step = gcd(*instants, *(int(timed.arrival_ns) for timed in workload.requests))
-        if not step or cap_ns / step > SAMPLES_MAX:
+        step = look_every_ns(config, workload)
+        if not self.release.shows_counters or not step or cap_ns / step > SAMPLES_MAX:
             return None
         return milliseconds(step)
 
@@ -273,6 +272,16 @@ class Wheel:
         answer = json.loads(line)
         assert isinstance(answer, dict)
         return answer
+
+
+def look_every_ns(config: EngineConfig, workload: Workload) -> int:
+    """A step of time that every pass and every arrival is a multiple of; 0 when all of them take none.
+
+    Transfers between tiers end at other instants too, and passes begin then; the step is only shorter than a pass.
+    """
+    instants = [nanoseconds(config.timing.prefill_ms), nanoseconds(config.timing.decode_ms)]
+    step = gcd(*instants, *(int(timed.arrival_ns) for timed in workload.requests))
+    return step if config.tiers is None else step // LOOKS_PER_PASS
 
 
 def _cpu_seconds(pid: int) -> float:

@@ -54,6 +54,7 @@ class Recorder:
 
     A pass starts where one ended or a request arrived, and takes the prefill time, the decode time or both; so these three
     sums are the next instants to look at. An observer that looks less often sees only the last pass of those in between.
+    Where passes start at ends of transfers too, it ticks at equal steps instead, shorter than a pass.
     """
 
     def __init__(self, asked: Document, last_tick: mmap.mmap) -> None:
@@ -64,6 +65,7 @@ class Recorder:
         self.prefill_ms = asked["prefill_ms"]
         self.decode_ms = asked["decode_ms"]
         self.arrivals: frozenset[float] = frozenset(asked["arrivals_ms"])
+        self.step_ms: float | None = asked["step_ms"]
         self.metrics: list[str] = asked["metrics"]
         self.last_tick = last_tick
         self.last_ms: float | None = None
@@ -88,6 +90,9 @@ class Recorder:
             self.accepts.append((now, traffic["avg_accept_length"] * forwards, forwards))
         while self.due and self.due[0] <= now:
             heapq.heappop(self.due)
+        if self.step_ms:
+            following = now + self.step_ms
+            return {"next_tick_ms": following, "target_prefill": None, "target_decode": None}
         if records or now in self.arrivals:
             for end in (now + self.prefill_ms, now + self.decode_ms, now + self.prefill_ms + self.decode_ms):
                 if end > now and end not in self.planned:
