@@ -193,7 +193,7 @@ def prefix_hit_truth(step: Transition) -> Found:
 
 @on_step(
     "stored-needs-caching",
-    "Every block a Stored event promises is found by a lookup when the step ends, unless it was Removed behind it.",
+    "What a Stored event promises is found by a lookup when the step ends, unless Removed behind it; with caching off no event comes.",
     "finding 4; vLLM specification S-EVT; SGLang specification S13",
     needs={parts.EVENTS, parts.BLOCKS},
     catches=("stored-without-caching",),
@@ -207,6 +207,8 @@ def stored_needs_caching(step: Transition) -> Found:
     for event in events:
         if event.tier != "gpu":
             continue
+        if not step.config.prefix_caching:
+            return f"an event tells of {len(event.blocks)} blocks as reusable or no longer so, with prefix caching off"
         if isinstance(event, Stored):
             promised.update(dict.fromkeys(event.blocks))
         else:
@@ -214,8 +216,7 @@ def stored_needs_caching(step: Transition) -> Found:
                 promised.pop(block, None)
     missing = [block for block in promised if block not in step.after.cached]
     if missing:
-        why = "" if step.config.prefix_caching else " (prefix caching is off)"
-        return f"Stored promises {len(missing)} blocks that no lookup finds{why}"
+        return f"Stored promises {len(missing)} blocks that no lookup finds"
     return True if promised else None
 
 

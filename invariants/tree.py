@@ -156,7 +156,8 @@ def radix_request_shape(view: EngineView, config: EngineConfig) -> Found:
 )
 def one_partial(view: EngineView, config: EngineConfig) -> Found:
     """Waiting requests that hold pages."""
-    partial = [id_ for id_ in view.waiting if view.requests[id_].computed]
+    ready = view.extra.get("prebuilt", ())
+    partial = [id_ for id_ in view.waiting if view.requests[id_].computed and id_ not in ready]
     if not partial:
         return None
     if len(partial) > 1:
@@ -199,9 +200,13 @@ def radix_capacity_tight(step: Transition) -> Found:
     for node in tree:
         count, retained = len(node.pages), node.capacity // 2
         old = edges.get(node.pages[0], ())
-        split = count < len(old) and old[:count] == node.pages and old[count] in starts
-        most = count if split else max(2 * count, LEAST_CAPACITY)
+        if count < len(old) and old[:count] == node.pages:
+            split = old[count] in starts
+            most = count if split else 2 * count
+            why = f"{'the prefix of a split edge' if split else 'an edge cut down from one'} of {len(old)} pages"
+        else:
+            most = max(2 * count, LEAST_CAPACITY)
+            why = "an edge"
         if retained > most:
-            why = f"the prefix of a split edge of {len(old)} pages" if split else "an edge"
             return f"{why} has {count} pages and retains room for {retained}"
     return True
