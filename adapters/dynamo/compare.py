@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from adapters.cases import case_of, fixed_times, workload_of
 from adapters.dynamo.release import Release
 from adapters.dynamo.wheel import Wheel, look_every_ns
 from adapters.observation import STUCK, Observation, PassRecord, PoolSample
@@ -22,6 +23,7 @@ from adapters.timed import own_accepted, own_duration, run_timed, seen_every
 from adapters.workload import Workload
 from model.actions import Nanoseconds
 from model.build import build_engine
+from model.case import Case
 from model.config import NANOSECONDS_PER_MS, EngineConfig, nanoseconds
 from model.events import StepReport
 from model.paged.metrics import ForwardMetrics
@@ -39,6 +41,7 @@ class Difference:
         at_ns: when.
         ours: what the model says.
         theirs: what the engine says.
+        config, workload: the case.
         before: the last passes on which both agree, in words.
     """
 
@@ -49,6 +52,11 @@ class Difference:
     config: EngineConfig
     workload: Workload
     before: tuple[str, ...] = ()
+
+    @property
+    def case(self) -> Case:
+        """The case on which they differ, to be replayed."""
+        return case_of(self.config, self.workload, title=f"model and engine differ: {self.what}")
 
     def story(self) -> str:
         """The difference for a reader."""
@@ -96,6 +104,22 @@ def compare(
         BadInput: for what the engine cannot be told.
     """
     return compare_observed(workload, config, wheel, cap_ns=cap_ns, counters=counters).difference
+
+
+def compare_case(case: Case, wheel: Wheel, *, defects: object = "upstream", cap_ns: Nanoseconds = CAP_NS) -> Difference | None:
+    """``compare`` for a case of the case format, under fixed pass times.
+
+    Args:
+        case: with actions, or a replay of single turns.
+        wheel: the engine.
+        defects: of our model: a named set or a list of ids.
+        cap_ns: virtual time to follow.
+
+    Raises:
+        BadInput: for what a timed workload cannot hold, or the engine cannot be told.
+    """
+    config = attrs.evolve(fixed_times(case.engine), defects=defects)
+    return compare(workload_of(case), config, wheel, cap_ns=cap_ns)
 
 
 @frozen

@@ -22,18 +22,27 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 from hypothesis import strategies as st
 
 from adapters.cases import case_of
-from adapters.dynamo.compare import observe_model
-from adapters.dynamo.judge import PERIOD_MAX, REPEATS, Judgement, judge
+from adapters.dynamo.compare import Difference, compare, observe_model
+from adapters.dynamo.judge import Judgement, judge
 from adapters.dynamo.release import Release
+from adapters.dynamo.run import patience_ns, run_judged, tail_ns
 from adapters.dynamo.wheel import Wheel
 from adapters.observation import HANG, INVALID, Observation
 from adapters.workload import TimedRequest, Workload
 from model.build import build_engine
 from model.case import Case
-from model.config import NANOSECONDS_PER_MS, EngineConfig, Speculation, Timing, nanoseconds
+from model.config import NANOSECONDS_PER_MS, EngineConfig, Speculation, Timing
 from model.defects import CATALOGUE
 from model.requests import Prompt, RequestSpec
 
+QUIET = settings(
+    deadline=None,
+    database=None,
+    print_blob=False,
+    report_multiple_bugs=False,
+    phases=(Phase.generate, Phase.shrink),
+    suppress_health_check=list(HealthCheck),
+)
 DRAFTS_MAX = 3
 REQUESTS_MAX = 6
 BLOCKS_MAX = 8
@@ -123,43 +132,6 @@ def workloads(draw: st.DrawFn, config: EngineConfig, satisfiable: bool = True) -
         assert spec is not None
         requests.append(TimedRequest(spec, arrival_ms * NANOSECONDS_PER_MS))
     return Workload(requests)
-
-
-def patience_ns(config: EngineConfig, workload: Workload) -> int:
-    """Virtual time in which every request ends if there is any progress at all.
-
-    A pass that makes progress computes a token or produces one; a preemption may have everything that a request computed
-    computed again, and is paid for by a token of another.
-    """
-    timing = config.timing
-    longest_pass = max(nanoseconds(timing.prefill_ms + timing.decode_ms), NANOSECONDS_PER_MS)
-    tokens = sum(timed.prompt.length + timed.output for timed in workload.requests)
-    passes = 64 + 2 * tokens * (1 + len(workload.requests))
-    return int(workload.last_arrival_ns) + passes * longest_pass
-
-
-def run_judged(
-    config: EngineConfig, workload: Workload, wheel: Wheel, *, before_hang: bool = True
-) -> tuple[Observation, Judgement]:
-    """Run a case on the engine and judge it by all that can be seen.
-
-    Args:
-        config: of the engine.
-        workload: what arrives.
-        wheel: the engine.
-        before_hang: as for ``Wheel.run``.
-
-    Raises:
-        BadInput: for what the engine cannot be told.
-    """
-    cap, tail = patience_ns(config, workload), tail_ns(config)
-    seen = wheel.run(config, workload, cap_ns=cap, tail_ns=tail, before_hang=before_hang)
-    return seen, judge(config, workload, seen)
-
-
-def tail_ns(config: EngineConfig) -> int:
-    """Virtual time in which a cycle of passes shows."""
-    return PERIOD_MAX * REPEATS * nanoseconds(config.timing.prefill_ms + config.timing.decode_ms + 1)
 
 
 def attribution(
@@ -301,15 +273,7 @@ def fuzz(
     wanted: set[str] = set()
 
     @seed(seed_value)
-    @settings(
-        max_examples=examples,
-        deadline=None,
-        database=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(QUIET, max_examples=examples)
     @given(st.data())
     def attempt(data: st.DataObject) -> None:
         shrinking = result.failure is not None
@@ -360,6 +324,44 @@ def _failure(
     title = f"{first.invariant} on {seen.source}: {first.message}"
     case = case_of(config, workload, title=title, source=f"fuzzing {seen.source}", violates=judgement.ids)
     return Failure(case, config, workload, seen, judgement, attributed)
+
+
+def find_difference(
+    wheel: Wheel,
+    scheduler: str,
+    *,
+    examples: int = 500,
+    speculation: bool | None = None,
+    satisfiable: bool = True,
+    defects: object = "upstream",
+    seed_value: int = 0,
+) -> Difference | None:
+    """Look for a case on which our model and the engine differ, and shrink it; None when there is none.
+
+    Args:
+        wheel: the engine.
+        scheduler: whose policy.
+        examples: how many cases to try.
+        speculation: with it, without it, or (None) both.
+        satisfiable: every request could be served alone.
+        defects: of our model.
+        seed_value: of the random choices.
+    """
+    found: list[Difference] = []
+
+    @seed(seed_value)
+    @settings(QUIET, max_examples=examples)
+    @given(st.data())
+    def attempt(data: st.DataObject) -> None:
+        config = attrs.evolve(data.draw(configs(wheel.release, scheduler, speculation)), defects=defects)
+        difference = compare(data.draw(workloads(config, satisfiable)), config, wheel)
+        if difference is not None:
+            found.append(difference)
+            raise _Broken
+
+    with suppress(_Broken):
+        attempt()
+    return found[-1] if found else None
 
 
 @define

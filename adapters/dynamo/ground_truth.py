@@ -25,7 +25,7 @@ from typing import Any
 
 from attrs import frozen
 
-from adapters.dynamo.fuzz import run_judged
+from adapters.dynamo.run import run_judged
 from adapters.dynamo.wheel import EngineError, Wheel
 from adapters.workload import TimedRequest, Workload
 from model.config import NANOSECONDS_PER_MS, EngineConfig, Speculation, Timing

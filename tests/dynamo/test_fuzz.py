@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from adapters.cases import workload_of
-from adapters.dynamo.fuzz import REPORTED, UNEXPLAINED, attribution, campaign, configs, fuzz, patience_ns, workloads
+from adapters.dynamo.fuzz import REPORTED, UNEXPLAINED, attribution, campaign, configs, fuzz, workloads
 from adapters.dynamo.mapping import engine_argument
+from adapters.dynamo.run import patience_ns
 from adapters.dynamo.wheel import Wheel
 from adapters.observation import OK
 from adapters.timed import run_timed
