@@ -193,7 +193,7 @@ def prefix_hit_truth(step: Transition) -> Found:
 
 @on_step(
     "stored-needs-caching",
-    "What a Stored event promises is found by a lookup when the step ends, unless Removed behind it; with caching off no event comes.",
+    "What Stored promises is found by a lookup when the step ends, unless Removed behind it; with caching off no event comes.",
     "finding 4; vLLM specification S-EVT; SGLang specification S13",
     needs={parts.EVENTS, parts.BLOCKS},
     catches=("stored-without-caching",),
