@@ -107,6 +107,10 @@ class Wheel:
         self._kill()
         self._folder.cleanup()
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the present worker has used."""
+        return _cpu_seconds(self._worker.pid) if self._worker else 0.0
+
     def run(
         self,
         config: EngineConfig,
