@@ -32,7 +32,7 @@ from adapters.workload import TimedRequest, Workload
 from model.build import build_engine
 from model.case import Case
 from model.config import NANOSECONDS_PER_MS, EngineConfig, Speculation, Timing
-from model.defects import CATALOGUE
+from model.defects import CATALOGUE, named_set
 from model.requests import Prompt, RequestSpec
 
 QUIET = settings(
@@ -50,6 +50,7 @@ LENGTH_MAX = 24
 GAP_MS_MAX = 30
 CONSEQUENCES = frozenset({"servable-finishes", "unservable-refused", "no-starvation"})
 STORY_LINES_MAX = 40
+TOGETHER = "several defects together"
 UNEXPLAINED = "unexplained"
 REPORTED = "accept-length-denominator"
 """Finding 3: the right model shows it too once forwards are counted as the older release counts them."""
@@ -148,7 +149,7 @@ def attribution(
 
     Returns:
         Their ids, sorted: those that the newest release still has, else older ones. ``REPORTED`` when the count of the
-        release is enough, ``UNEXPLAINED`` when nothing is.
+        release is enough, ``TOGETHER`` when it takes several that the newest release has, ``UNEXPLAINED`` when nothing will do.
     """
     # That requests are left is a consequence; what shows itself in a cycle or a pass tells defects better apart.
     broken = frozenset(ids) - CONSEQUENCES or frozenset(ids)
@@ -159,8 +160,8 @@ def attribution(
     ended = max((int(record.terminal_ns or 0) for record in right.requests), default=0)
     cap = patience if broken <= CONSEQUENCES else min(patience, 2 * ended + tail_ns(config))
 
-    def breaks(defect: str) -> bool:
-        faulty = attrs.evolve(config, defects=frozenset({defect}))
+    def breaks(*defects: str) -> bool:
+        faulty = attrs.evolve(config, defects=frozenset(defects))
         return not broken.isdisjoint(judge(faulty, workload, observe_model(faulty, workload, release, cap)).ids)
 
     if candidates is not None:
@@ -168,7 +169,8 @@ def attribution(
     touching = sorted(id_ for id_, defect in CATALOGUE.items() if config.scheduler in defect.schedulers)
     newest = [id_ for id_ in touching if CATALOGUE[id_].upstream]
     older = [id_ for id_ in touching if id_ not in newest]
-    return tuple(filter(breaks, newest)) or tuple(filter(breaks, older)) or (UNEXPLAINED,)
+    alone = tuple(filter(breaks, newest)) or tuple(filter(breaks, older))
+    return alone or ((TOGETHER,) if breaks(*named_set("upstream", config.scheduler)) else (UNEXPLAINED,))
 
 
 @frozen
@@ -397,11 +399,11 @@ def campaign(wheel: Wheel, scheduler: str, *, known: Iterable[str] = (), seed_va
         if result.failure is None:
             return Campaign(failures, result, complete=True)
         failures.append(result.failure)
-        if result.failure.attributed == (UNEXPLAINED,):
+        if result.failure.attributed in ((UNEXPLAINED,), (TOGETHER,)):
             return Campaign(failures, result, complete=False)
         aside += result.failure.attributed
 
 
 def _named(attributed: tuple[str, ...]) -> tuple[str, ...] | None:
     """The defects to try again; None for all, where none was named."""
-    return None if attributed in ((UNEXPLAINED,), (REPORTED,)) else attributed
+    return None if attributed in ((UNEXPLAINED,), (TOGETHER,), (REPORTED,)) else attributed

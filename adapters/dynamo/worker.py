@@ -28,6 +28,7 @@ import mmap
 import os
 import struct
 import sys
+import traceback
 from typing import Any
 
 SENTINEL = "sentinel"
@@ -287,7 +288,10 @@ def main() -> None:
     answer(hello(core))
     runner = Runner(core, folder=sys.argv[1])
     for line in sys.stdin:
-        answer(runner.observe(json.loads(line)))
+        try:
+            answer(runner.observe(json.loads(line)))
+        except Exception:
+            answer({"outcome": "error", "detail": traceback.format_exc()})
 
 
 if __name__ == "__main__":
