@@ -27,6 +27,10 @@ declare(
             "whole-prefix-only": (
                 "as the report proposes: nothing is promoted while the whole recoverable prefix exceeds host memory"
             ),
+            "unclaimed": (
+                "the head that host memory can hold is promoted whole, and spares the own prefix, but nothing keeps it from the "
+                "promotions of others until it is used"
+            ),
         },
         seed=True,
         upstream="bounded-rounds",

@@ -38,8 +38,9 @@ take no time nothing repeats at one instant; a tail that is nowhere does not sta
 of the own prefix for another one: where the rule found in the specification does that because a pin is in the way, and reads
 the first block again later, this one waits for the pin and reads once.
 
-The faulty rule and its half-mended variants (``greedy``) promote key by key and protect that one key alone. ``structural`` leaves
-out promotion while ``P`` exceeds host memory; ``bounded`` (in ``model.tiers.offload``) counts rounds and gives up.
+The faulty rule and its half-mended variants (``greedy``) promote key by key and protect that one key alone. ``structural``
+leaves out promotion while ``P`` exceeds host memory; ``bounded`` (in ``model.tiers.transfers``) counts rounds and gives up.
+``unclaimed`` is the rule above without claims: then two requests evict from each other what was promoted for them.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def stage_whole(offload: Offload, disk: Disk, owner: str, run: Sequence[int], no
     if Probe.PENDING in found:
         # Somebody is writing it; that ends, and then it can be read.
         return True
-    claimed = {block for other, blocks in offload.claims.items() if other != owner for block in blocks}
+    claimed = set() if offload.rules.unclaimed else claims_of_others(offload, owner)
     reserved = host.reserve(EXTERNAL, owner, target, claimed.union(run))
     if isinstance(reserved, Refusal):
         # Who holds a claim waits for what ends by itself, and for no other claim.
@@ -113,6 +114,11 @@ def stage_whole(offload: Offload, disk: Disk, owner: str, run: Sequence[int], no
     assert began, "every absent block of a target is on disk"
     offload.claims.setdefault(owner, {}).update(dict.fromkeys(target))
     return True
+
+
+def claims_of_others(offload: Offload, owner: str) -> set[int]:
+    """The blocks of host memory that wait for anybody but ``owner``."""
+    return {block for other, blocks in offload.claims.items() if other != owner for block in blocks}
 
 
 def stage_greedily(

@@ -14,6 +14,9 @@ from model.actions import Nanoseconds
 from model.config import EngineConfig, Tiers, nanoseconds
 
 MEGABYTE = 1_000_000
+GREEDY = frozenset({"restore-thrash", "restore-thrash:bounded-rounds", "restore-thrash:whole-prefix-only"})
+"""The variants of the defect that promote block by block."""
+
 UPSTREAM_ROUNDS_MAX = 1024
 """Restore rounds after which upstream gives up on the disk (offload specification 6.4)."""
 
@@ -56,6 +59,7 @@ class TierRules:
         greedy: promotions are staged key by key, as the specification found them (5.6); else as ``restore`` says.
         bounded: with ``greedy``: give up after ``UPSTREAM_ROUNDS_MAX`` rounds.
         structural: with ``greedy``: promote nothing while the whole recoverable prefix exceeds G2.
+        unclaimed: without ``greedy``: promotions do not spare what was promoted for others.
         loads_wait_their_turn: without a disk, a request whose load has ended is not put first (defect).
     """
 
@@ -69,6 +73,7 @@ class TierRules:
     greedy: bool = field(default=False)
     bounded: bool = field(default=False)
     structural: bool = field(default=False)
+    unclaimed: bool = field(default=False)
     loads_wait_their_turn: bool = field(default=False)
 
     @classmethod
@@ -87,9 +92,10 @@ class TierRules:
             host_latency_ns=nanoseconds(tiers.host_latency_ms),
             host_events=config.kv_events and tiers.host_events,
             disk=_disk(tiers, block_bytes),
-            greedy=any(name.partition(":")[0] == "restore-thrash" for name in on),
+            greedy=bool(on & GREEDY),
             bounded="restore-thrash:bounded-rounds" in on,
             structural="restore-thrash:whole-prefix-only" in on,
+            unclaimed="restore-thrash:unclaimed" in on,
             loads_wait_their_turn="loaded-behind-blocked" in on,
         )
 

@@ -21,6 +21,7 @@ from tests.tiers.test_restore import Bench, bench
 THRASH = "restore-thrash"
 BOUNDED = "restore-thrash:bounded-rounds"
 STRUCTURAL = "restore-thrash:whole-prefix-only"
+UNCLAIMED = "restore-thrash:unclaimed"
 
 A, B, C, D, E, F = range(1, 7)
 R0_AND_R2 = list(range(1, 9))
@@ -176,14 +177,14 @@ def _reads(run: Run) -> int:
     return disk.stats.read.submitted_jobs
 
 
-@pytest.mark.parametrize("rule", [THRASH, BOUNDED, STRUCTURAL, ""])
+@pytest.mark.parametrize("rule", [THRASH, BOUNDED, STRUCTURAL, UNCLAIMED, ""])
 def test_reads_that_take_no_time_end_within_the_instant(rule: str) -> None:
     """6.2: the memory of this instant's attempts works when time stands still."""
     run = drive(geometry(*[rule] if rule else [], read=0), WORKLOAD)
     at, admission = run.first("r2")
-    reads = {THRASH: 2, BOUNDED: 2, STRUCTURAL: 0, "": 1}[rule]
+    reads = {THRASH: 2, BOUNDED: 2, STRUCTURAL: 0, UNCLAIMED: 1, "": 1}[rule]
     assert _reads(run) == reads
-    assert (at, admission.reused) == ((7, 4) if rule == "" else (6, 0))
+    assert (at, admission.reused) == ((7, 4) if rule in ("", UNCLAIMED) else (6, 0))
 
 
 def rounds(host_blocks: int, blocks: int, rule: str) -> list[int]:
@@ -307,9 +308,9 @@ def _restoring(rule: str) -> TieredEngine:
     return engine
 
 
-def test_two_requests_thrash_each_other_with_prefixes_that_each_fit() -> None:
-    """The structural check alone is not enough: [A, B] and [A, D] with room for two blocks."""
-    config = EngineConfig.from_json(
+def for_two(defect: str, host_blocks: list[list[int]], disk_blocks: list[list[int]]) -> EngineConfig:
+    """Room for two blocks of one token in host memory; loads and reads of a block take 1 ms."""
+    return EngineConfig.from_json(
         {
             "scheduler": "vllm",
             "block_size": 1,
@@ -324,20 +325,33 @@ def test_two_requests_thrash_each_other_with_prefixes_that_each_fit() -> None:
                 "disk_latency_ms": 0,
                 "disk_read_gbps": 1,
                 "disk_write_gbps": 0,
-                "preloaded_host": [[1]],
-                "preloaded_disk": [[1, 2], [1, 4]],
+                "preloaded_host": host_blocks,
+                "preloaded_disk": disk_blocks,
             },
-            "defects": [STRUCTURAL],
+            "defects": [defect] if defect else [],
         }
     )
-    arrivals = [arrival("x", 0, [1, 2, 20]), arrival("y", 0.5, [1, 4, 30])]
-    run = drive(config, arrivals, until=200 * MS)
+
+
+@pytest.mark.parametrize(
+    ("defect", "x", "y"),
+    [
+        # The structural check alone is not enough: [A, B] and [A, D].
+        (STRUCTURAL, [1, 2], [1, 4]),
+        # Nor is to promote whole and to spare the own prefix: [A, B] and [C].
+        (UNCLAIMED, [1, 2], [3]),
+    ],
+)
+def test_two_requests_thrash_each_other_with_prefixes_that_each_fit(defect: str, x: list[int], y: list[int]) -> None:
+    arrivals = [arrival("x", 0, [*x, 20]), arrival("y", 0.5, [*y, 30])]
+    run = drive(for_two(defect, [x[:1]], [x, y]), arrivals, until=200 * MS)
     assert run.admitted == {}
     reads = [ended for report in run.reports for ended in notes_of(report, DiskJobEnded)]
     assert len(reads) > 150
     view = tiers_of(run.engine.view())
     assert view is not None
-    assert all(restore.recoverable == 2 == view.host.capacity for restore in view.restores.values())
-    right = drive(EngineConfig.from_json({**config.to_json(), "defects": []}), arrivals)
-    assert [admission.host_tokens for _, admission in (right.first("x"), right.first("y"))] == [2, 1]
+    assert all(0 < restore.recoverable <= view.host.capacity for restore in view.restores.values())
+    right = drive(for_two("", [x[:1]], [x, y]), arrivals)
+    assert right.first("x")[1].host_tokens == 2
+    assert right.first("y")[1].host_tokens == 1
     assert _reads(right) == 2

@@ -14,10 +14,8 @@ from tests.tiers.strategies import configurations, plans
 
 RULES = (
     "",
-    "restore-thrash",
-    "restore-thrash:bounded-rounds",
-    "restore-thrash:whole-prefix-only",
     "loaded-behind-blocked",
+    *(f"restore-thrash{variant}" for variant in ("", ":bounded-rounds", ":whole-prefix-only", ":unclaimed")),
 )
 
 SEEN: Counter[str] = Counter()
