@@ -19,13 +19,15 @@ class Keyed:
     def __init__(self, *, tight_splits: bool = True, tight_truncation: bool = True) -> None:
         """An empty tree."""
         self.tree = RadixTree(tight_splits=tight_splits, tight_truncation=tight_truncation)
-        self.identities: dict[tuple[int, ...], int] = {}
+        self.identities: dict[tuple[int, int], int] = {}
         self.pages = 0
 
     def keys(self, tokens: Iterable[int]) -> list[int]:
-        """The identity of every prefix of ``tokens``."""
-        sequence = tuple(tokens)
-        return [self.identities.setdefault(sequence[: end + 1], len(self.identities) + 1) for end in range(len(sequence))]
+        """The identity of every prefix of ``tokens``, each chained to the one before it."""
+        keys = [0]
+        for token in tokens:
+            keys.append(self.identities.setdefault((keys[-1], token), len(self.identities) + 1))
+        return keys[1:]
 
     def insert(self, tokens: Iterable[int], start: Node | None = None, first: int = 0) -> Node:
         """Insert a sequence, with fresh pages behind ``first``."""
