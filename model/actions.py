@@ -82,6 +82,11 @@ def brought(action: Handoff) -> RequestSpec:
     return action.request
 
 
+def unknown_verb(verb: str, known: tuple[str, ...]) -> BadInput:
+    """The error for a hand-off command that an engine does not know."""
+    return BadInput("handoff", shown(verb), ", ".join(known) or "nothing: role prefill or decode takes part in hand-offs")
+
+
 HANDOFF_VERBS = (
     "submit_prefill",
     "release_source",

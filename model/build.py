@@ -32,4 +32,4 @@ def _worker(config: EngineConfig, registry: Registry | None = None) -> Engine:
         return TieredEngine(config)
     if config.scheduler in PAGED:
         return PagedEngine(config, registry)
-    return RadixEngine(config)
+    return RadixEngine(config, registry)

@@ -351,6 +351,16 @@ class EngineConfig(_Document):
             different = {name: value for name, value in given.items() if value is not None}
         return attrs.evolve(self, role=role, prefill=None, **different)
 
+    def handoff_delay_ns(self, prompt: int) -> int | Fraction | None:
+        """How long the KV of a prompt takes from a prefill worker to the next (vLLM specification 3.11); None if unknown.
+
+        A byte at 1 GB/s takes a nanosecond.
+        """
+        if self.role != "prefill" or not self.kv_transfer_gbps or self.kv_bytes_per_token is None:
+            return None
+        delay = Fraction(prompt * self.kv_bytes_per_token) / Fraction(self.kv_transfer_gbps)
+        return int(delay) if delay.denominator == 1 else delay
+
     def _check_tiers(self, tiers: Tiers) -> None:
         """What the tiers ask of the rest (offload specification 1)."""
         if not self.prefix_caching:

@@ -330,5 +330,5 @@ def evicted(core: Core, report: StepReport, identities: list[int]) -> None:
 
 def signal_end(core: Core, report: StepReport, request: Request, token: bool) -> None:
     """The last signal of a request that completed."""
-    delay = core.rules.handoff_delay_ns(request.prompt)
+    delay = core.rules.config.handoff_delay_ns(request.prompt)
     report.signals.append(Signal(request.id, token=token, completed=True, handoff_delay_ns=delay))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from model import engine as parts
-from model.actions import Action, Advance, Cancel, Handoff, Step, Submit, brought
+from model.actions import Action, Advance, Cancel, Handoff, Step, Submit, brought, unknown_verb
 from model.config import EngineConfig
 from model.engine import Engine, UnknownAction
 from model.errors import BadInput, shown
@@ -30,7 +30,6 @@ from model.paged.handoff import (
     owners,
     parties,
     retry_pending,
-    unknown_verb,
     withdraw,
 )
 from model.paged.pool import Copy

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from model.errors import BadInput, shown
+from model.errors import BadInput
 from model.events import StepReport
 from model.paged.admission import (
     cached_run,
@@ -225,8 +225,3 @@ def owners(core: Core) -> dict[str, Any]:
         "headroom": handoff_room(core),
         "head_tried": handoffs.tried,
     }
-
-
-def unknown_verb(verb: str, known: tuple[str, ...]) -> BadInput:
-    """The error for a command that a worker does not know."""
-    return BadInput("handoff", shown(verb), ", ".join(known) or "nothing: role prefill or decode takes part in hand-offs")

@@ -5,11 +5,8 @@ Computed once and shared by all engines thawed from one another.
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 from attrs import field, frozen
 
-from model.actions import Nanoseconds
 from model.config import EngineConfig, nanoseconds
 
 UNLIMITED = 1 << 62
@@ -19,16 +16,6 @@ UNLIMITED = 1 << 62
 def cdiv(tokens: int, block_size: int) -> int:
     """Blocks needed for ``tokens``."""
     return -(-tokens // block_size)
-
-
-def transfer_token_ns(config: EngineConfig) -> Fraction | None:
-    """Time to move the KV of one token to another worker; None when its size or the bandwidth is not known.
-
-    A byte at 1 GB/s takes a nanosecond.
-    """
-    if not config.kv_transfer_gbps or config.kv_bytes_per_token is None:
-        return None
-    return Fraction(config.kv_bytes_per_token) / Fraction(config.kv_transfer_gbps)
 
 
 @frozen
@@ -48,7 +35,6 @@ class PagedRules:
     guaranteed: bool = field(init=False)
     cadence: int = field(init=False)
     hands_off: bool = field(init=False)
-    transfer_token_ns: Fraction | None = field(init=False)
     decode_role: bool = field(init=False)
     prefill_role: bool = field(init=False)
     speculative: bool = field(init=False)
@@ -87,7 +73,6 @@ class PagedRules:
             # One rank alone has nobody to keep in step with (vLLM specification 3.10).
             "cadence": config.prefill_schedule_interval if config.dp_size > 1 else 1,
             "hands_off": config.role != "aggregated",
-            "transfer_token_ns": transfer_token_ns(config) if config.role == "prefill" else None,
             "decode_role": config.role == "decode",
             "prefill_role": config.role == "prefill",
             "speculative": speculation is not None,
@@ -110,13 +95,6 @@ class PagedRules:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
-
-    def handoff_delay_ns(self, prompt: int) -> Nanoseconds | None:
-        """How long the KV of a prompt takes from prefill to decode worker (vLLM specification 3.11); None if not known."""
-        if self.transfer_token_ns is None:
-            return None
-        delay = prompt * self.transfer_token_ns
-        return int(delay) if delay.denominator == 1 else delay
 
     def output_limit(self, prompt: int, output: int) -> int:
         """The most tokens that a request with these lengths may produce.

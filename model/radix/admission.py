@@ -24,6 +24,7 @@ def refuse_waiting(core: Core, step: Pass) -> None:
     for request in core.refused:
         core.waiting.remove(request)
         del core.requests[request.id]
+        core.handoffs.sources.pop(request.id, None)
         step.report.signals.append(Signal(request.id, token=False, completed=True, rejected=True))
     core.refused = []
 
@@ -48,6 +49,16 @@ def can_serve(rules: RadixRules, prompt: int, limit: int) -> bool:
     slots = prompt + limit if limit > 1 else prompt
     admitted = rules.paged(prompt) + min(limit, rules.clip) < capacity
     return admitted and slots <= capacity and min(rules.chunk_budget, rules.input_budget) >= rules.page_size
+
+
+def can_decode(rules: RadixRules, prompt: int, limit: int) -> bool:
+    """Whether a request that comes with its KV could finish alone.
+
+    Every token takes a slot here. If the request is retracted it has to be prefilled again, for which its pages are enough when
+    nobody else runs (``returns_alone``).
+    """
+    capacity = rules.num_pages * rules.page_size
+    return prompt + limit <= capacity and min(rules.chunk_budget, rules.input_budget) >= rules.page_size
 
 
 def admit_prefills(core: Core, step: Pass) -> None:

@@ -2,7 +2,7 @@
 
 Only the functions of this package change it. Between actions these hold:
 
-* a request is in ``requests`` exactly when it is in one of ``waiting`` and ``running``;
+* a request is in ``requests`` exactly when it is in one of ``waiting``, ``running`` and ``handoffs.ready``;
 * a running request has computed at least its prompt; a waiting one that has computed anything is a *partial*: it was admitted
   with a chunk of its tokens and keeps them, and takes no slot;
 * ``pages`` hold the ``computed`` tokens and are ``cdiv(computed, page_size)`` in number; the first ``cached`` tokens are pages of
@@ -22,9 +22,9 @@ from model.radix.rules import RadixRules
 from model.radix.tree import Node, RadixTree
 from model.registry import Registry
 from model.requests import RequestSpec
-from model.views import PREEMPTED, RUNNING, WAITING
+from model.views import PARKED, PREEMPTED, RUNNING, WAITING
 
-__all__ = ["PREEMPTED", "RUNNING", "WAITING", "Core", "Pass", "Request"]
+__all__ = ["PARKED", "PREEMPTED", "RUNNING", "WAITING", "Core", "Handoffs", "Pass", "Request"]
 
 
 class Request:
@@ -74,11 +74,40 @@ class Request:
         return self.limit - self.generated
 
 
+class Handoffs:
+    """Who takes part in a hand-off between workers, by request id (SGLang specification 7).
+
+    A request is in at most one of these, but for ``sources``, ``active`` and ``ready``, whose requests are live.
+
+    Attributes:
+        sources: live requests whose pages are to be kept when they complete.
+        held: completed ones whose pages are kept.
+        pending: accepted destinations that have no room yet, first come first.
+        reserved: destinations that have their pages, with the transfer on its way.
+        active: destinations whose KV has come, until they end.
+        ready: of these, the ones that have not run yet, in the order in which their KV came.
+        tried: there was no room for the first pending one, and no room has come free since.
+    """
+
+    __slots__ = ("active", "held", "pending", "ready", "reserved", "sources", "tried")
+
+    def __init__(self) -> None:
+        """No hand-off."""
+        self.sources: dict[str, Request] = {}
+        self.held: dict[str, Request] = {}
+        self.pending: dict[str, Request] = {}
+        self.reserved: dict[str, Request] = {}
+        self.active: dict[str, Request] = {}
+        self.ready: deque[Request] = deque()
+        self.tried = False
+
+
 class Core:
     """The mutable state of one engine; see the module docstring."""
 
     __slots__ = (
         "deferred_passes",
+        "handoffs",
         "now",
         "pool",
         "publisher",
@@ -108,6 +137,7 @@ class Core:
         self.deferred_passes = 0
         """Passes still to come in which nothing is admitted (prefill/decode interval)."""
         self.now: Nanoseconds = 0
+        self.handoffs = Handoffs()
 
     @property
     def obtainable(self) -> int:
@@ -131,9 +161,10 @@ class Pass:
         self.prefix_sum = 0
 
 
-def emit(report: StepReport, request: Request) -> bool:
+def emit(core: Core, report: StepReport, request: Request) -> bool:
     """Tell of one more token of ``request``; whether it was the last one."""
     request.generated += 1
     complete = request.generated >= request.limit
-    report.signals.append(Signal(request.id, token=True, completed=complete))
+    delay = core.rules.config.handoff_delay_ns(request.prompt) if complete else None
+    report.signals.append(Signal(request.id, True, complete, handoff_delay_ns=delay))
     return complete

@@ -8,7 +8,7 @@ first token that is also the last takes none. Pages for the new tokens are set a
 from __future__ import annotations
 
 from model.events import Preemption, Signal, Work
-from model.radix.core import PREEMPTED, Core, Pass, Request, emit
+from model.radix.core import PARKED, PREEMPTED, Core, Pass, Request, emit
 from model.radix.lease import cache_prefix, evict_for, finish, release
 from model.radix.rules import RETRACTION_DECODE_STEPS
 
@@ -22,14 +22,14 @@ def first_tokens(core: Core, step: Pass, fresh: list[Request]) -> None:
     completed = end_complete(core, step, fresh)
     for request in fresh:
         if request.remaining == 1:
-            emit(report, request)
+            emit(core, report, request)
             completed.append(request)
     growing = [request for request in fresh if request.remaining]
     slots = reserve(core, step, sum(growth(core, request, 1) for request in growing))
     if slots is not None:
         for request in growing:
             take_slot(core, request, slots)
-            emit(report, request)
+            emit(core, report, request)
             cache_prefix(core, report, request)
         core.pool.free(slots)
     elif not core.rules.caches_with_first_token:
@@ -70,16 +70,33 @@ def end_complete(core: Core, step: Pass, requests: list[Request]) -> list[Reques
     """Those of ``requests`` that ask for no (further) token: each ends with a signal that carries none."""
     completed = [request for request in requests if not request.remaining]
     for request in completed:
-        step.report.signals.append(Signal(request.id, token=False, completed=True))
+        delay = core.rules.config.handoff_delay_ns(request.prompt)
+        step.report.signals.append(Signal(request.id, token=False, completed=True, handoff_delay_ns=delay))
     return completed
 
 
 def end(core: Core, step: Pass, completed: list[Request]) -> None:
-    """Forget completed requests and end their leases, in order."""
+    """Forget completed requests and end their leases, in order; those of sources are kept for the worker that goes on."""
+    handoffs = core.handoffs
     for request in completed:
         del core.requests[request.id]
-        finish(core, step.report, request)
+        handoffs.active.pop(request.id, None)
+        if handoffs.sources.pop(request.id, None) is not None:
+            hold(core, step, request)
+        else:
+            finish(core, step.report, request)
+            handoffs.tried = False
     core.running = [request for request in core.running if request.id in core.requests]
+
+
+def hold(core: Core, step: Pass, request: Request) -> None:
+    """Keep the lease of a completed source (7). Its full pages are announced already, so they enter the tree now."""
+    request.status = PARKED
+    core.handoffs.held[request.id] = request
+    if not core.rules.holds_uncached:
+        cache_prefix(core, step.report, request)
+    step.report.handed_over.append(request.id)
+    step.report.notes.append(("source-held", request.id))
 
 
 def growth(core: Core, request: Request, burst: int) -> int:
@@ -94,12 +111,15 @@ def batch_growth(core: Core) -> int:
 
 
 def retract_for_growth(core: Core, step: Pass) -> list[Request]:
-    """Retract running requests until the others can grow; the last one stays.
+    """Retract running requests until the others can grow; the last one stays, unless a ready destination waits for its slot.
 
-    The victim is the request that produced the fewest tokens, of several the one that runs longest. Its tokens stay its own.
+    The victim is the request that produced the fewest tokens, of several the one that runs longest. Its tokens stay its own. With
+    all slots taken, a destination whose KV has come may hold the very pages that the last one cannot grow without (defect
+    ``ready-starves-running``).
     """
     retracted = []
-    while len(core.running) > 1 and batch_growth(core) > core.obtainable:
+    least = 1 if not core.handoffs.ready or core.rules.last_one_stays else 0
+    while len(core.running) > least and batch_growth(core) > core.obtainable:
         victim = min(core.running, key=_generated)
         retract(core, step, victim)
         core.running.remove(victim)
@@ -135,6 +155,7 @@ def retract(core: Core, step: Pass, victim: Request) -> None:
     release(core, step.report, victim)
     victim.status = PREEMPTED
     victim.preemptions += 1
+    core.handoffs.tried = False
 
 
 def _generated(request: Request) -> int:
@@ -179,7 +200,7 @@ def decode_burst(core: Core, step: Pass, request: Request, slots: list[int]) -> 
     )
     for _ in range(tokens):
         take_slot(core, request, slots)
-        if emit(report, request):
+        if emit(core, report, request):
             return True
         cache_prefix(core, report, request)
     return False

@@ -109,7 +109,7 @@ declare(
         ),
         source=f"{SHOWN}; SGLang specification 4, against S9",
         schedulers=("sglang",),
-        caught_by=("no-stall", "servable-finishes"),
+        caught_by=("one-partial", "no-stall", "servable-finishes"),
         correction="a partly prefilled request stays at the head of the queue, as in SGLang itself (SGLang specification 11)",
         upstream=True,
     ),
@@ -124,6 +124,32 @@ declare(
         schedulers=("sglang",),
         caught_by=("stored-needs-caching", "events-mirror-cache"),
         correction="put the pages of a finished prompt into the tree also when its first token finds no room",
+        upstream=True,
+    ),
+    Defect(
+        id="held-prompt-not-cached",
+        summary=(
+            "The pages of a prompt are announced when they are allocated, but those of a source that completes with its first "
+            "token enter the tree only when the source is released. Until then Stored promises pages that no lookup finds, and "
+            "requests with the same prompt compute it again."
+        ),
+        source=f"{EXPLORED}; SGLang specification 1.3, 2.4, 7, against S13",
+        schedulers=("sglang",),
+        caught_by=("stored-needs-caching", "events-mirror-cache"),
+        correction="put the pages of a completed source into the tree when it is held",
+        upstream=True,
+    ),
+    Defect(
+        id="ready-starves-running",
+        summary=(
+            "On a decode worker all slots are taken, and a request whose KV has come from the prefill worker waits for one, with "
+            "its pages. The last running request is never retracted; when it needs a page and there is none, it cannot go on, "
+            "and the other cannot begin."
+        ),
+        source=f"{EXPLORED}; SGLang specification 2.5, 7",
+        schedulers=("sglang",),
+        caught_by=("no-stall", "servable-finishes"),
+        correction="retract the last running request too, when it cannot grow while one that has its KV waits for a slot",
         upstream=True,
     ),
     Defect(

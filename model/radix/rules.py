@@ -53,6 +53,8 @@ class RadixRules:
     prefill_token_ns: int = field(init=False)
     decode_ns: int = field(init=False)
     decode_request_ns: int = field(init=False)
+    hands_off: bool = field(init=False)
+    decode_role: bool = field(init=False)
     chunk_ignores_rest: bool = field(init=False)
     split_keeps_capacity: bool = field(init=False)
     truncation_keeps_capacity: bool = field(init=False)
@@ -62,6 +64,8 @@ class RadixRules:
     sorts_partials: bool = field(init=False)
     partials_keep_pages: bool = field(init=False)
     caches_with_first_token: bool = field(init=False)
+    holds_uncached: bool = field(init=False)
+    last_one_stays: bool = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         config = self.config
@@ -87,12 +91,15 @@ class RadixRules:
             # Finding 4: whether events are published is decided without a look at caching.
             "publishes": config.kv_events and (config.prefix_caching or "stored-without-caching" in on),
             "max_length": config.max_model_len or UNLIMITED,
-            "draft_tokens": speculation.draft_tokens if speculation else 0,
+            # A prefill worker produces one token at a time (2.5).
+            "draft_tokens": speculation.draft_tokens if speculation and config.role != "prefill" else 0,
             "accepted": speculation.accepted if speculation else 0,
             "prefill_ns": nanoseconds(timing.prefill_ms),
             "prefill_token_ns": nanoseconds(timing.prefill_ms_per_token),
             "decode_ns": nanoseconds(timing.decode_ms),
             "decode_request_ns": nanoseconds(timing.decode_ms_per_request),
+            "hands_off": config.role != "aggregated",
+            "decode_role": config.role == "decode",
             "chunk_ignores_rest": "sglang-chunk-budget" in on,
             "split_keeps_capacity": "split-keeps-capacity" in on,
             "truncation_keeps_capacity": "truncation-keeps-capacity" in on,
@@ -102,6 +109,8 @@ class RadixRules:
             "sorts_partials": "lpm-sorts-partials" in on,
             "partials_keep_pages": "partial-starves-decode" in on,
             "caches_with_first_token": "stored-before-cached" in on,
+            "last_one_stays": "ready-starves-running" in on,
+            "holds_uncached": "held-prompt-not-cached" in on,
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

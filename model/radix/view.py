@@ -6,7 +6,11 @@ although the pool does not have them, so that a leak shows.
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import chain
+
 from model.radix.core import Core
+from model.radix.handoff import owners, parties
 from model.radix.state import preorder, ranks
 from model.registry import NO_BLOCK
 from model.views import BlockView, EngineView, PoolView, RequestView, TreeNodeView
@@ -18,8 +22,10 @@ def snapshot(core: Core, blocks: bool) -> EngineView:
     tree, pool = core.tree, core.pool
     table: dict[int, int] = {}
     requests = {}
-    for request in core.requests.values():
-        held = tuple([table.setdefault(page, len(table)) for page in request.pages]) if blocks else ()
+    for request in parties(core):
+        # The pages of a destination whose KV has not come belong to its reservation.
+        has_room = request.id not in core.handoffs.reserved
+        held = tuple([table.setdefault(page, len(table)) for page in request.pages]) if blocks and has_room else ()
         requests[request.id] = RequestView(
             request.id,
             request.status,
@@ -27,7 +33,7 @@ def snapshot(core: Core, blocks: bool) -> EngineView:
             request.limit,
             request.generated,
             request.computed,
-            len(request.pages) * size,
+            len(request.pages) * size if has_room else 0,
             held,
             request.cached_tokens or 0,
             request.preemptions,
@@ -36,7 +42,7 @@ def snapshot(core: Core, blocks: bool) -> EngineView:
     view = EngineView(
         core.now,
         requests,
-        tuple([request.id for request in core.waiting]),
+        tuple([request.id for request in chain(core.waiting, core.handoffs.ready)]),
         tuple([request.id for request in core.running]),
         PoolView(pool.total, available, pool.total - available - tree.evictable, tree.evictable),
         costs={"radix_capacity": tree.retained, "radix_stored": tree.stored},
@@ -47,6 +53,8 @@ def snapshot(core: Core, blocks: bool) -> EngineView:
             "protected_tokens": tree.protected * size,
         },
     )
+    if core.rules.hands_off:
+        view.extra = {**view.extra, **owners(core)}
     if blocks:
         add_blocks(core, view, table)
     return view
@@ -85,15 +93,24 @@ def add_blocks(core: Core, view: EngineView, table: dict[int, int]) -> None:
     for page in range(core.pool.next_fresh):
         if page not in free:
             table.setdefault(page, len(table))
-    holders: dict[int, int] = {}
-    for request in core.requests.values():
-        for page in request.pages:
-            holders[page] = holders.get(page, 0) + 1
-    view.blocks = tuple([BlockView(identities.get(page, NO_BLOCK), holders.get(page, 0), 0, page in unlocked) for page in table])
+    holders: Counter[int] = Counter()
+    pins: Counter[int] = Counter()
+    for request in chain(core.requests.values(), core.handoffs.held.values()):
+        holders.update(request.pages)
+    pinned = {}
+    for id_, request in core.handoffs.reserved.items():
+        pins.update(request.pages)
+        pinned[id_] = tuple([table[page] for page in request.pages])
+    view.blocks = tuple(
+        [BlockView(identities.get(page, NO_BLOCK), holders[page], pins[page], page in unlocked) for page in table]
+    )
     view.cached = frozenset(identities.values())
     view.tree = tuple(shown)
     leases = {}
-    for request in core.requests.values():
+    for request in chain(core.requests.values(), core.handoffs.held.values()):
         if request.computed:
             leases[request.id] = (request.cached, position.get(request.node, -1))
     view.extra = {**view.extra, "leases": leases}
+    if pinned:
+        locked = tuple([position.get(request.node, -1) for request in core.handoffs.reserved.values()])
+        view.extra = {**view.extra, "pinned_blocks": pinned, "locked_nodes": locked}
