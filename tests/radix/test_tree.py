@@ -29,6 +29,13 @@ class Keyed:
             keys.append(self.identities.setdefault((keys[-1], token), len(self.identities) + 1))
         return keys[1:]
 
+    def named(self) -> dict[int, tuple[int, ...]]:
+        """The sequence that each identity stands for."""
+        names: dict[int, tuple[int, ...]] = {0: ()}
+        for (parent, token), identity in self.identities.items():
+            names[identity] = (*names[parent], token)
+        return names
+
     def insert(self, tokens: Iterable[int], start: Node | None = None, first: int = 0) -> Node:
         """Insert a sequence, with fresh pages behind ``first``."""
         keys = self.keys(tokens)

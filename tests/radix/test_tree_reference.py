@@ -158,7 +158,7 @@ def compare(keyed: Keyed, reference: Reference, leases: Sequence[Lease]) -> None
     tree = keyed.tree
     audit_tree(tree)
     pages: dict[Tokens, int] = {}
-    names = {identity: tokens for tokens, identity in keyed.identities.items()}
+    names = keyed.named()
     for node in tree.nodes.values():
         pages.update((names[key], page) for key, page in zip(node.keys, node.pages, strict=True))
         for key in node.keys:
