@@ -205,8 +205,8 @@ def bytes_add_up(step: Transition) -> Found:
     before, after = tiers_of(step.before), tiers_of(step.after)
     if before is None or after is None or before.disk is None or after.disk is None:
         return None
-    size = TierRules.of(step.config).block_bytes
     ended = notes_of(step.report, DiskJobEnded)
+    size = TierRules.of(step.config).block_bytes if ended else 0
     for reading in (True, False):
         moved = after.disk.stats.of(reading).completed_bytes - before.disk.stats.of(reading).completed_bytes
         told = size * sum(len(job.blocks) for job in ended if job.reading is reading)
@@ -248,9 +248,11 @@ def source_intact(step: Transition) -> Found:
 )
 def bandwidth_cap(tiers: TiersView, config: EngineConfig) -> Found:
     """Rates of moving jobs by direction."""
-    disk, limits = tiers.disk, TierRules.of(config).disk
-    if disk is None or limits is None or not disk.jobs:
+    disk = tiers.disk
+    if disk is None or not disk.jobs:
         return None
+    limits = TierRules.of(config).disk
+    assert limits is not None
     for reading, of_worker, of_all in (
         (True, limits.read_rate, limits.shared_read_rate),
         (False, limits.write_rate, limits.shared_write_rate),

@@ -29,7 +29,7 @@ from model.registry import NO_BLOCK, Registry
 from model.tiers.core import Load, Offload, Placed, Stage, TieredCore, TieredRequest
 from model.tiers.disk import Disk, Job, Stored
 from model.tiers.host import EXTERNAL, KINDS, LOAD, Entry, HostTier, Transfer
-from model.tiers.rules import TierRules, exact
+from model.tiers.rules import TierRules
 from model.views import WAITING
 
 
@@ -81,7 +81,8 @@ class Reader:
 
     def get_exact(self) -> Nanoseconds:
         """The next number that may be a fraction."""
-        return exact(Fraction(self.get(), self.get()))
+        numerator, denominator = self.get(), self.get()
+        return numerator if denominator == 1 else Fraction(numerator, denominator)
 
 
 def queued(core: TieredCore) -> Iterator[TieredRequest]:
