@@ -269,8 +269,9 @@ def test_a_split_changes_nothing_but_the_shape() -> None:
 def ascending(keyed: Keyed, pages: int, every: int) -> None:
     """One edge, split at ``every`` pages, then twice as many, and so on."""
     keyed.insert(range(pages))
+    keys = keyed.keys(range(pages))
     for at in range(every, pages, every):
-        keyed.match(range(at))
+        keyed.tree.match(keys, at)
 
 
 @pytest.mark.parametrize(
