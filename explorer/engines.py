@@ -218,7 +218,8 @@ class EngineSystem:
         after = engine.views()
         problems: list[Violation] = []
         for worker, suite in enumerate(self.suites):
-            problems += suite.judge_state(after[worker])
+            if after[worker] is not before[worker]:
+                problems += suite.judge_state(after[worker])
             if worker == report.worker:
                 problems += suite.judge_step(Transition(suite.config, before[worker], report, after[worker]))
         if report.signals:

@@ -7,6 +7,9 @@ cancelling of a request. So an action touches one worker, and its report names t
 The prefill worker is asked for one token, which nobody outside sees; the decode worker produces all of them (as the replay of
 public simulators has it). A request ends where the decode worker ends it, where a worker refuses it, or with the last cancel
 command.
+
+An action leaves one of the workers as it was. A thawed system therefore thaws a worker when it is first needed, and remembers
+views of workers by their states.
 """
 
 from __future__ import annotations
@@ -57,21 +60,34 @@ def prefill_part(request: RequestSpec) -> RequestSpec:
 class DisaggregatedEngine(Engine):
     """See the module docstring."""
 
-    __slots__ = ("config", "order", "records", "registry", "workers")
+    __slots__ = ("_idle", "_seen", "_states", "_workers", "config", "order", "records", "registry")
 
     def __init__(self, config: EngineConfig, workers: tuple[Engine, Engine]) -> None:
         """An idle system of two idle workers, which share a registry."""
-        self._adopt(config, workers, {})
-
-    def _adopt(self, config: EngineConfig, workers: tuple[Engine, Engine], records: dict[str, Record]) -> None:
         assert workers[PREFILL].registry is workers[DECODE].registry
+        self._idle = workers
+        self._seen: dict[object, EngineView] = {}
         self.config = config
-        self.workers = workers
         self.registry = workers[DECODE].registry
         self.observes = workers[PREFILL].observes & workers[DECODE].observes
         self.order = DESTINATION_FIRST if config.scheduler == "sglang" else SOURCE_FIRST
+        self._begin({}, [worker.freeze() for worker in workers])
+
+    def _begin(self, records: dict[str, Record], states: list[bytes | None]) -> None:
         self.records = records
         """Every hand-off that is not settled, by request."""
+        self._states = states
+        """The frozen workers; None for one that was touched since."""
+        self._workers: list[Engine | None] = [None, None]
+
+    def worker(self, number: int) -> Engine:
+        """A worker as it is now. Only the system may change it."""
+        found = self._workers[number]
+        if found is None:
+            state = self._states[number]
+            assert state is not None
+            found = self._workers[number] = self._idle[number].thaw(state)
+        return found
 
     def apply(self, action: Action) -> StepReport:
         """Carry out one action; see ``Engine.apply``."""
@@ -82,8 +98,8 @@ class DisaggregatedEngine(Engine):
         elif isinstance(action, Handoff):
             report = self._hand_off(action)
         elif isinstance(action, Step | Advance):
-            if action.worker >= len(self.workers):
-                raise BadInput("worker", shown(action.worker), f"an integer from 0 to {len(self.workers) - 1}")
+            if action.worker > DECODE:
+                raise BadInput("worker", shown(action.worker), f"an integer from {PREFILL} to {DECODE}")
             report = self._tell(action.worker, action)
         else:
             raise UnknownAction("action", type(action).__name__, "submit, cancel, step, advance, handoff")
@@ -122,7 +138,7 @@ class DisaggregatedEngine(Engine):
         return report
 
     def _nothing_done(self, worker: int, action: Action) -> StepReport:
-        now = self.workers[worker].view(blocks=False).now_ns
+        now = self.worker(worker).view(blocks=False).now_ns
         return StepReport(action, worker=worker, start_ns=now, end_ns=now)
 
     def _give(self, command: str, record: Record) -> StepReport:
@@ -157,7 +173,9 @@ class DisaggregatedEngine(Engine):
 
     def _tell(self, worker: int, action: Action) -> StepReport:
         """Have a worker carry out an action, and take in what it says of hand-offs."""
-        report = self.workers[worker].apply(action)
+        engine = self.worker(worker)
+        report = engine.apply(action)
+        self._states[worker] = None
         report.worker = worker
         for kind, details in report.notes:
             if kind == "source-held":
@@ -177,16 +195,18 @@ class DisaggregatedEngine(Engine):
 
     @property
     def busy(self) -> bool:
-        """A hand-off is not settled, or a worker has something left."""
-        return bool(self.records) or any(worker.busy for worker in self.workers)
+        """A hand-off is not settled."""
+        return bool(self.records)
 
     def live(self) -> tuple[str, ...]:
         """Requests that are under way."""
         return tuple(id_ for id_, record in self.records.items() if not record.over)
 
     def at_work(self) -> tuple[int, ...]:
-        """The workers that have something left."""
-        return tuple(number for number, worker in enumerate(self.workers) if worker.busy)
+        """The workers that can do something: a source is live, a destination waits for room or has its KV."""
+        prefills = any(record.source == LIVE for record in self.records.values())
+        decodes = any(record.destination in (PENDING, ACTIVE) for record in self.records.values())
+        return (PREFILL,) * prefills + (DECODE,) * decodes
 
     def choices(self) -> tuple[Action, ...]:
         """The commands owed, the ends of transfers among them; then what may go wrong."""
@@ -196,45 +216,64 @@ class DisaggregatedEngine(Engine):
 
     def speculating(self) -> tuple[str, ...]:
         """As the decode worker says."""
-        return self.workers[DECODE].speculating()
+        return self.worker(DECODE).speculating() if self.config.speculation else ()
 
     def servable(self, request: RequestSpec) -> bool:
         """Both workers can do their part."""
-        return self.workers[PREFILL].servable(prefill_part(request)) and self.workers[DECODE].servable(request)
+        return self._idle[PREFILL].servable(prefill_part(request)) and self._idle[DECODE].servable(request)
 
     def configs(self) -> Sequence[EngineConfig]:
         """Of the prefill worker, then of the decode worker."""
-        return tuple(worker.config for worker in self.workers)
+        return tuple(worker.config for worker in self._idle)
 
     def view(self, blocks: bool = True) -> EngineView:
         """The decode worker."""
         return self.views(blocks)[DECODE]
 
     def views(self, blocks: bool = True) -> Sequence[EngineView]:
-        """One view per worker; ``extra`` tells of every hand-off how far its sides are, and whether it is over."""
-        handoffs = {id_: (record.source, record.destination, record.over) for id_, record in self.records.items()}
-        views = tuple(worker.view(blocks) for worker in self.workers)
-        for number, view in enumerate(views):
-            view.worker = number
-            view.extra = {**view.extra, "handoffs": handoffs}
-        return views
+        """One view per worker. ``extra["followed"]`` tells of every hand-off that is not settled whether it is over.
+
+        A worker that was left as it was is shown by the same view again.
+        """
+        followed = {id_: record.over for id_, record in self.records.items()}
+        return tuple(self._view(number, blocks, followed) for number in (PREFILL, DECODE))
+
+    def _view(self, number: int, blocks: bool, followed: dict[str, bool]) -> EngineView:
+        state = self._states[number]
+        key = (number, state, blocks, *followed.items())
+        known = self._seen.get(key) if state is not None else None
+        if known is not None:
+            return known
+        view = self.worker(number).view(blocks)
+        view.worker = number
+        view.extra = {**view.extra, "followed": followed}
+        if state is not None and self._workers[number] is not None:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = view
+        return view
 
     def freeze(self) -> bytes:
         """The states of the coordinator and of both workers, each behind its length. Hand-offs go by number of their request."""
         numbers: list[int] = []
         for record in sorted(self.records.values(), key=lambda record: record.number):
             numbers += (record.number, SOURCES.index(record.source), DESTINATIONS.index(record.destination), record.over)
-        parts = (pack(numbers), *(worker.freeze() for worker in self.workers))
+        parts = (pack(numbers), *(self._state(number) for number in (PREFILL, DECODE)))
         return b"".join(len(part).to_bytes(LENGTH_BYTES, "little") + part for part in parts)
+
+    def _state(self, number: int) -> bytes:
+        state = self._states[number]
+        return self.worker(number).freeze() if state is None else state
 
     def thaw(self, state: bytes) -> DisaggregatedEngine:
         """A new system in ``state``, sharing configuration and registry."""
-        parts = []
+        parts: list[bytes | None] = []
         at = 0
         while at < len(state):
             start = at + LENGTH_BYTES
             at = start + int.from_bytes(state[at:start], "little")
             parts.append(state[start:at])
+        assert parts[0] is not None
         numbers = unpack(parts[0])
         records = {}
         for position in range(0, len(numbers), 4):
@@ -242,10 +281,14 @@ class DisaggregatedEngine(Engine):
             request = self.registry.specs[number]
             records[request.id] = Record(request, number, SOURCES[source], DESTINATIONS[destination], bool(over))
         other = DisaggregatedEngine.__new__(DisaggregatedEngine)
-        prefill, decode = (worker.thaw(part) for worker, part in zip(self.workers, parts[1:], strict=True))
-        other._adopt(self.config, (prefill, decode), records)
+        for name in ("_idle", "_seen", "config", "registry", "observes", "order"):
+            setattr(other, name, getattr(self, name))
+        other._begin(records, parts[1:])
         return other
 
+
+MOST_SEEN = 256
+"""Views remembered at a time."""
 
 LENGTH_BYTES = 4
 """Bytes of the length in front of each part of a state."""
