@@ -159,7 +159,7 @@ STEPS: list[tuple[str, EngineConfig, EngineView, StepReport, EngineView, str]] =
     ("terminal-once", VLLM, BEFORE, report(), IDLE, "gone without a completing signal"),
     ("terminal-once", VLLM, BEFORE, report(signals=[emitted("b", completed=True)]), BEFORE, "completed and is still live"),
     ("output-exact", VLLM, BEFORE, report(signals=[emitted("b"), emitted("b")]), BEFORE, "2 tokens of 1"),
-    ("output-exact", VLLM, BEFORE, report(signals=[Signal("b", token=False, completed=True)]), IDLE, "finished with 0 tokens of 1"),
+    ("output-exact", VLLM, BEFORE, report(signals=[Signal("b", token=False, completed=True)]), IDLE, "finished with 0 tokens"),
     ("prefix-hit-truth", VLLM, BEFORE, report(admissions=[Admission("b", 3)]), BEFORE, "not whole blocks"),
     ("prefix-hit-truth", VLLM, BEFORE, report(admissions=[Admission("b", 4)]), BEFORE, "at most 0 may be reused"),
     (
