@@ -142,8 +142,8 @@ def _smaller_requests(request: RequestSpec) -> Iterator[RequestSpec]:
     for length in dict.fromkeys((len(tokens) // 2, len(tokens) - 1)):
         if length >= 1:
             yield evolve(request, prompt=Prompt.of_tokens(tokens[:length]))
-    for output in dict.fromkeys((request.output // 2, request.output - 1)):
-        if output >= 0:
+    if request.output:
+        for output in dict.fromkeys((request.output // 2, request.output - 1)):
             yield evolve(request, output=output)
 
 
